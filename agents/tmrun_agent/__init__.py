@@ -1,0 +1,1 @@
+"""The per-node daemon: a thin shell around `tmrun.core.node` and `tmrun.core.coordinator`."""

@@ -1,0 +1,87 @@
+"""``python -m tmrun_agent CONFIG``: assemble an agent, run it, leave nothing behind.
+
+May not know: what an agent decides.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import uuid
+from pathlib import Path
+
+from tmrun import __version__, procs
+from tmrun.config import ENV_ETCD_PASSWORD, AgentConfig
+from tmrun.core import node
+from tmrun.core.errors import TmrunError
+from tmrun.core.keys import Keys
+from tmrun.core.membership import fold
+from tmrun.core.model import Host, Incarnation, Member
+from tmrun.store.api import WatchEvent
+from tmrun.store.endpoints import endpoints
+from tmrun.store.etcd import EtcdStore, boottime
+from tmrun_agent.effects import socket_path
+from tmrun_agent.feeders import Interrupted, LeaseLost, Mirror, StoreMoved
+from tmrun_agent.ipc import WorkerServer
+from tmrun_agent.lease import Lease, register
+from tmrun_agent.loop import Agent, Item
+from tmrun_agent.processes import Processes
+from tmrun_agent.publisher import Publisher
+from tmrun_agent.rendezvous import Rendezvous
+
+STORE_DEADLINE_S = 3.0
+
+
+def main(argv: list[str]) -> int:
+    """Run one agent until its job ends."""
+    config = AgentConfig.load(Path(argv[1]))
+    procs.die_with_parent(config.parent_pid)
+    where = endpoints(config.endpoints)
+    store = EtcdStore(where, config.etcd_user or None, os.environ.get(ENV_ETCD_PASSWORD), deadline_s=STORE_DEADLINE_S)
+    try:
+        return _serve(config, store)
+    except TmrunError as error:
+        print(f"tmrun: {config.host}: {error}", file=sys.stderr)
+        return error.exit_code
+    finally:
+        store.close()
+
+
+def _serve(config: AgentConfig, store: EtcdStore) -> int:
+    keys = Keys(config.job)
+    inbox: queue.Queue[Item] = queue.Queue()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda n, _: inbox.put(Interrupted(n)))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    spec = fold(keys, store.list(keys.ctl).entries).spec
+    assert spec is not None, "the launcher writes the spec before it starts agents"
+    publisher = Publisher(store, keys, Host(config.host))
+    server = WorkerServer(Path(socket_path(config)), inbox.put, Rendezvous(store, keys).serve)
+    lease = Lease(store, spec.lease_ttl_s, lambda number: inbox.put(LeaseLost(number)), boottime)
+    member = Member(Host(config.host), Incarnation(uuid.uuid4().hex[:12]), config.address, os.getpid(), __version__, labels=config.labels)
+    mirror = Mirror()
+    processes = Processes(inbox.put, config.grace_s)
+
+    def moved(event: WatchEvent) -> None:
+        mirror.feed(event)
+        inbox.put(StoreMoved())
+
+    try:
+        granted = lease.acquire()
+        register(store, keys, member, granted, spec.lease_ttl_s, publisher.event)
+        me = node.Node(member.seat, granted)
+        agent = Agent(config, keys, store, lease, member, mirror, publisher, inbox, processes, server, me)
+        agent.refresh()
+        store.watch(keys.ctl, moved)
+        return agent.run()
+    finally:
+        processes.close()
+        server.close()
+        publisher.close()
+        lease.release()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,120 @@
+"""Carry out the effects of ``core.node`` on real processes, sockets and the store; answer with facts.
+
+May not know: why an effect was wanted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tmrun import wire
+from tmrun.config import AgentConfig
+from tmrun.core import environment, node
+from tmrun.core.membership import Job
+from tmrun.core.model import Kind, Spec
+from tmrun.core.node import Fact, Group
+from tmrun.core.txn import Txn
+from tmrun_agent.ipc import WorkerServer
+from tmrun_agent.processes import Processes, bootstrap_command
+from tmrun_agent.publisher import Publisher
+
+_STRIPPED = ("GRPC_", "ETCD_", "TMRUN_ETCD")
+
+
+@dataclass
+class Effects:
+    """The agent's hands. ``submit`` runs a transaction and refreshes the snapshot."""
+
+    config: AgentConfig
+    processes: Processes
+    server: WorkerServer
+    publisher: Publisher
+    submit: Callable[[Txn], bool]
+
+    def execute(self, effect: node.Effect, me: node.Node, job: Job) -> list[Fact]:
+        """Run one effect; Quit is the loop's own."""
+        match effect:
+            case node.Spawn():
+                return [self._spawn(effect, job)]
+            case node.Kill():
+                self.processes.kill(gently=effect.gently)
+                return [node.Killing(effect.reason)]
+            case node.Prepare():
+                return self._prepare(effect, me.group, job)
+            case node.Commit():
+                return self._commit(effect, me.group)
+            case node.Abort():
+                self._tell(me.group, lambda _: wire.Abort(effect.migration, effect.reason))
+                return [node.Sent(effect)]
+            case node.Submit():
+                return self._submit(effect)
+            case node.Note():
+                return [effect.fact]
+            case node.Quit():
+                return []
+
+    def _submit(self, effect: node.Submit) -> list[Fact]:
+        if not self.submit(effect.txn):
+            return []
+        if effect.say:
+            self.publisher.event(effect.say)
+        return [effect.then] if effect.then else []
+
+    def _spawn(self, effect: node.Spawn, job: Job) -> Fact:
+        assert job.spec is not None and job.map is not None
+        environments = [self._environment(effect, job, job.spec, r) for r in range(job.spec.nproc)]
+        pids = self.processes.spawn(bootstrap_command(job.spec.command), environments)
+        return node.Spawned(Group(effect.purpose, effect.slot, effect.epoch, effect.generation, pids))
+
+    def _environment(self, effect: node.Spawn, job: Job, spec: Spec, local_rank: int) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(_STRIPPED)}
+        env |= environment.worker_environment(spec, self.config.job, effect.slot, local_rank, _master(job), job.restarts)
+        threads = environment.default_threads(spec, os.environ.get("OMP_NUM_THREADS"))
+        if threads is not None:
+            env["OMP_NUM_THREADS"] = threads
+        env[wire.ENV_SOCKET] = socket_path(self.config)
+        env[wire.ENV_ROLE] = effect.purpose.value
+        env[wire.ENV_EPOCH] = str(effect.epoch)
+        env[wire.ENV_GENERATION] = str(effect.generation)
+        if effect.purpose is node.Purpose.STANDBY:
+            env[wire.ENV_REHEARSAL_LOG] = f"{self.config.runtime_dir}/{self.config.host}.{local_rank}.rehearsal.log"
+        return env
+
+    def _prepare(self, effect: node.Prepare, group: Group | None, job: Job) -> list[Fact]:
+        assert group is not None and job.spec is not None
+        spec, migration = job.spec, effect.migration
+        moved = tuple(rank for m in migration.moves for rank in spec.ranks(m.slot))
+        kind = wire.Kind.DRAIN if migration.kind is Kind.DRAIN else wire.Kind.FAILURE
+        ranks = spec.ranks(effect.slot)
+        base = wire.Prepare(migration.id, kind, migration.base_epoch + 1, moved, -1, migration.generation)
+        told = self._tell(group, lambda local: replace(base, rank=ranks[local]))
+        return [node.Sent(effect)] if told else []
+
+    def _commit(self, effect: node.Commit, group: Group | None) -> list[Fact]:
+        current, how = effect.map, effect.map.resume
+        message = wire.Commit(current.migration, current.epoch, how.target, how.sources, dict(effect.comm), how.witness)
+        self._tell(group, lambda _: message)
+        return [node.Sent(effect)]
+
+    def _tell(self, group: Group | None, message: Callable[[int], wire.Message]) -> bool:
+        """Write to every living worker. A worker that is not connected yet is asked again at the next turn."""
+        assert group is not None
+        living = [(local, pid) for local, pid in enumerate(group.pids) if local not in group.exits]
+        if not all(self.server.connected(pid) for _, pid in living):
+            return False
+        for local, pid in living:
+            self.server.send(pid, message(local))
+        return True
+
+
+def _master(job: Job) -> str:
+    assert job.map is not None
+    first = job.members.get(job.map.seats[0].host)
+    return first.value.address if first else "127.0.0.1"
+
+
+def socket_path(config: AgentConfig) -> str:
+    """The agent's unix socket."""
+    return f"{config.runtime_dir}/{config.host}.sock"

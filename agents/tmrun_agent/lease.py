@@ -1,0 +1,120 @@
+"""The agent's one lease: register, stay registered, and stop the workers when the lease may have run out elsewhere.
+
+    held --the store says it is gone--> lost --new lease, same incarnation--> held       (workers go on; the slot is claimed again)
+    held --no renewal for FENCE_SHARE of the TTL, and no step completed meanwhile--> fenced: workers killed before anybody else may
+                                                                                     take the slot; the agent goes on trying
+
+A store outage alone kills nothing: while steps complete, every rank of the epoch is provably alive, and nobody can be elected or
+commit anything. Times are this machine's own (CLOCK_BOOTTIME), counted from the send time of the last acknowledged renewal.
+May not know: slots, migrations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tmrun.core import node, transactions
+from tmrun.core.errors import UsageError
+from tmrun.core.keys import Keys
+from tmrun.core.membership import fold
+from tmrun.core.model import Member
+from tmrun.store.api import KeepAlive, Store
+
+if TYPE_CHECKING:
+    from tmrun_agent.loop import Agent
+
+FENCE_SHARE = 0.6
+
+
+@dataclass
+class Lease:
+    """Owned by the loop's thread. ``on_lost`` is called from the store's thread."""
+
+    store: Store
+    ttl_s: int
+    on_lost: Callable[[int], None]
+    clock: Callable[[], float]
+    interrupted: int = 0
+    _id: int = 0
+    _alive: KeepAlive | None = None
+    _lost: bool = False
+    _fenced: bool = False
+    _unsafe_since: float = float("inf")
+    """Last renewal before the registration was lost; a new lease protects nothing before this agent is registered under it."""
+
+    def acquire(self) -> int:
+        """A new lease, kept alive from now on."""
+        if self._alive is not None:
+            self._alive.close()
+            self._unsafe_since = min(self._unsafe_since, self._alive.last_renewed)
+        lease = self.store.grant(self.ttl_s)
+        self._alive = self.store.keep_alive(lease, self.ttl_s, lambda: self.on_lost(lease))
+        self._id, self._lost = lease, False
+        return lease
+
+    def lost(self, lease: int) -> None:
+        """The store said so; news of an older lease is ignored."""
+        self._lost = self._lost or lease == self._id
+
+    def release(self) -> None:
+        """Give the lease up now, so that nobody has to wait for it to expire."""
+        if self._alive is not None:
+            self._alive.close()
+        self.store.revoke(self._id)
+
+    def tend(self, agent: Agent) -> int | None:
+        """Once a turn, before anything else. An exit code: this agent has to end."""
+        if self.interrupted:
+            return 128 + self.interrupted
+        self._fence(agent)
+        if self._lost:
+            agent.node = node.observe(agent.node, node.Leased(self.acquire()))
+        if not agent.job().alive(agent.me):
+            self._adopt(agent)
+        else:
+            self._unsafe_since = float("inf")
+        return None
+
+    def _fence(self, agent: Agent) -> None:
+        assert self._alive is not None
+        silent = self.clock() - min(self._alive.last_renewed, self._unsafe_since)
+        limit = self.ttl_s * FENCE_SHARE
+        if silent < limit:
+            self._fenced = False
+            return
+        group = agent.node.group
+        progressing = time.monotonic() - agent.advanced_at < limit
+        if self._fenced or group is None or group.purpose is node.Purpose.STANDBY or progressing:
+            return
+        self._fenced = True
+        agent.effects.processes.kill(gently=False)
+        reason = f"fenced: no lease renewal for {silent:.1f} s and no step completed"
+        agent.node = node.observe(agent.node, node.Killing(reason))
+        agent.publisher.event(f"{agent.member.host}: {reason}")
+
+    def _adopt(self, agent: Agent) -> None:
+        """Same life of this agent, another registration: its slot is still its own unless the map says otherwise.
+
+        Tried until it is seen: the first answer may have been lost, or a lost answer may have tied it to a lease that is over.
+        """
+        if agent.submit(transactions.register(agent.job(), agent.member, self._id)):
+            agent.publisher.event(f"{agent.member.host}: its lease was lost; registered again")
+
+
+def register(store: Store, keys: Keys, member: Member, lease: int, ttl_s: int, tell: Callable[[str], None]) -> None:
+    """Join the job. An earlier life of this host may still be registered: wait for its lease to run out. Raises UsageError."""
+    deadline = time.monotonic() + 2 * ttl_s + 5
+    told = False
+    while True:
+        job = fold(keys, store.list(keys.ctl).entries)
+        if store.commit(transactions.register(job, member, lease)).succeeded:
+            return
+        if time.monotonic() > deadline:
+            raise UsageError(f"node name {member.host!r} is held by another live agent of job {keys.job!r}; choose one with --node-name")
+        if not told:
+            tell(f"{member.host}: waiting for an earlier registration of this name to expire")
+        told = True
+        time.sleep(0.2)

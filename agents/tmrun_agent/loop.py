@@ -1,0 +1,245 @@
+"""The one loop of an agent: learn, decide, act. One thread owns all state; feeders only put into its inbox.
+
+Each turn: drain the inbox, fold the facts, execute what ``core.node`` wants until it wants nothing, and, if this agent is the
+coordinator, one decision of ``core.coordinator``. May not know: how effects are carried out, what the decisions mean.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from dataclasses import dataclass, field, replace
+
+from tmrun import wire
+from tmrun.config import AgentConfig
+from tmrun.core import coordinator, transactions
+from tmrun.core import node as core
+from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
+from tmrun.core.keys import Keys
+from tmrun.core.membership import Job, fold
+from tmrun.core.model import Member, Seat, Timing, WorkerVote
+from tmrun.core.txn import Listing, Txn
+from tmrun.store.api import Resync, Store
+from tmrun_agent.effects import Effects
+from tmrun_agent.feeders import Interrupted, LeaseLost, Mirror, StoreMoved
+from tmrun_agent.ipc import WorkerSaid, WorkerServer
+from tmrun_agent.lease import Lease
+from tmrun_agent.processes import Ended, Processes
+from tmrun_agent.publisher import Publisher
+
+TICK_S = 0.25
+Item = StoreMoved | LeaseLost | Interrupted | WorkerSaid | Ended
+
+
+@dataclass
+class Agent:
+    """An agent that is registered; ``run`` returns the job's exit code."""
+
+    config: AgentConfig
+    keys: Keys
+    store: Store
+    lease: Lease
+    member: Member
+    mirror: Mirror
+    publisher: Publisher
+    inbox: queue.Queue[Item]
+    processes: Processes
+    server: WorkerServer
+    node: core.Node
+    timers: coordinator.Timers = field(default_factory=coordinator.Timers)
+    _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
+    _advanced: float = 0.0
+    _timings: dict[tuple[int, int], Timing] = field(default_factory=dict)
+    _job: Job | None = None
+    _told: str = ""
+    _campaign_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.effects = Effects(self.config, self.processes, self.server, self.publisher, self.submit)
+
+    @property
+    def me(self) -> Seat:
+        """Who this agent is."""
+        return self.member.seat
+
+    def run(self) -> int:
+        """Until the job has ended, or this agent has to leave it."""
+        while True:
+            code = self._turn()
+            if code is not None:
+                return code
+            self._learn()
+
+    def submit(self, txn: Txn) -> bool:
+        """Run a transaction, then read the store anew: the next decision must see what it did (or that it may have been done)."""
+        try:
+            succeeded = self.store.commit(txn).succeeded
+        except OutcomeUnknown:
+            succeeded = False
+        self.refresh()
+        return succeeded
+
+    def refresh(self) -> None:
+        """Re-read the protocol state at one revision."""
+        listing: Listing = self.store.list(self.keys.ctl)
+        self.mirror.feed(Resync(listing))
+        self._job = None
+
+    # -- learning -------------------------------------------------------------------------------------------------------------------
+    def _learn(self) -> None:
+        try:
+            item: Item = self.inbox.get(timeout=TICK_S)
+        except queue.Empty:
+            return
+        while True:
+            self._fold(item)
+            try:
+                item = self.inbox.get_nowait()
+            except queue.Empty:
+                return
+
+    def _fold(self, item: Item) -> None:
+        match item:
+            case StoreMoved():
+                self._job = None
+            case Ended(pid, code, error):
+                self._observe(core.Exited(pid, code, error))
+            case WorkerSaid(pid, local_rank, message):
+                self._hear(pid, local_rank, message)
+            case LeaseLost(lease):
+                self.lease.lost(lease)
+            case Interrupted(number):
+                self.lease.interrupted = number
+
+    def _observe(self, fact: core.Fact) -> None:
+        self.node = core.observe(self.node, fact)
+
+    def _hear(self, pid: int, local: int, message: wire.Message) -> None:
+        group = self.node.group
+        if group is None or pid not in group.pids:
+            return  # of a group that is over
+        match message:
+            case wire.Joined():
+                self._observe(core.WorkerJoined(local))
+            case wire.Warm():
+                self._observe(core.WorkerWarm(local))
+            case wire.Progress(step, step_s):
+                self._progress(local, step, step_s)
+            case wire.Prepared():
+                self._observe(core.WorkerAnswered(local, message.migration, self._answer(group, local, message)))
+            case wire.Refused(migration, reason):
+                self._observe(core.WorkerAnswered(local, migration, core.Answer(refused=reason)))
+            case wire.Left():
+                self._observe(core.WorkerLeft(local))
+            case wire.Switched():
+                self._observe(core.WorkerJoined(local))
+                self._timing(local, message)
+            case wire.Resumed():
+                self._timing(local, message)
+            case _:
+                pass
+
+    def _answer(self, group: core.Group, local: int, message: wire.Prepared) -> core.Answer:
+        job = self.job()
+        assert job.spec is not None
+        worker = None
+        if message.step is not None and message.next_step is not None:
+            worker = WorkerVote(job.spec.ranks(group.slot)[local], message.step, message.next_step, message.covers)
+        return core.Answer(message.stop_step, worker, message.groups)
+
+    def _progress(self, local: int, step: int, step_s: float) -> None:
+        if step > max((s for s, _ in self._steps.values()), default=-1):
+            self._advanced = time.monotonic()
+        self._steps[local] = (step, step_s)
+        slowest = min(self._steps.values())
+        self.publisher.progress(*slowest)
+
+    def _timing(self, local: int, message: wire.Switched | wire.Resumed) -> None:
+        job, group = self.job(), self.node.group
+        assert job.spec is not None and group is not None
+        rank = job.spec.ranks(group.slot)[local]
+        known = self._timings.get((message.epoch, rank), Timing(rank, ""))
+        if isinstance(message, wire.Switched):
+            role = "joiner" if "bind" in message.phases else "stayer"
+            known = replace(known, role=role, phases=dict(message.phases), bytes=message.bytes)
+        else:
+            known = replace(known, redo_s=message.redo_s, pause_s=message.pause_s, resumed=True)
+        self._timings[message.epoch, rank] = known
+        self.publisher.timing(message.epoch, known)
+
+    # -- deciding and acting --------------------------------------------------------------------------------------------------------
+    def job(self) -> Job:
+        """The snapshot that decisions of this turn are made on."""
+        if self._job is None:
+            self._job = fold(self.keys, self.mirror.snapshot())
+        return self._job
+
+    def _turn(self) -> int | None:
+        try:
+            code = self.lease.tend(self)
+            if code is None:
+                code = self._act()
+            if code is None:
+                self._coordinate()
+            self._said("")
+        except LeaseGone:
+            self.lease.lost(self.node.lease)
+        except StoreError as error:
+            self._said(f"store: {error}")
+            return None
+        return code
+
+    def _act(self) -> int | None:
+        for _ in range(100):
+            effect = core.reconcile(self.node, self.job())
+            if effect is None:
+                return None
+            if isinstance(effect, core.Quit):
+                return effect.exit_code
+            before = self.node, self._job
+            for fact in self.effects.execute(effect, self.node, self.job()):
+                self._observe(fact)
+            if (self.node, self._job) == before:
+                return None  # nothing came of it yet; the next turn tries again
+        raise AssertionError(f"no end of effects: {effect}")
+
+    def _coordinate(self) -> None:
+        for _ in range(20):
+            job = self.job()
+            if job.spec is None or job.end is not None:
+                return
+            if job.leader is None:
+                self._campaign(job)
+                return
+            if job.leader.value.incarnation != self.me.incarnation:
+                return
+            now = time.monotonic()
+            self.timers = coordinator.observe(self.timers, job, now)
+            decision = coordinator.decide(job, self.timers, now)
+            if decision.txn is None or not self.submit(decision.txn):
+                return
+            if decision.say:
+                self.publisher.event(decision.say)
+
+    def _campaign(self, job: Job) -> None:
+        """Everybody may; a little dice keeps them from colliding."""
+        now = time.monotonic()
+        if self._campaign_at == 0.0:
+            self._campaign_at = now + random.uniform(0, 0.05)
+        if now < self._campaign_at or job.members.get(self.me.host) is None:
+            return
+        self._campaign_at = 0.0
+        if self.submit(transactions.elect(job, self.me, self.node.lease)):
+            self.inbox.put(StoreMoved())
+
+    def _said(self, text: str) -> None:
+        """Store trouble is told once when it begins, and once when it is over."""
+        if bool(text) != bool(self._told):
+            self.publisher.event(text or "the store answers again")
+        self._told = text
+
+    @property
+    def advanced_at(self) -> float:
+        """When a worker of this node last began a new step (monotonic seconds): proof that every rank of the epoch is alive."""
+        return self._advanced

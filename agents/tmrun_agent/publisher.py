@@ -1,0 +1,89 @@
+"""Writes what is only for people (events, progress, timings) to the store, on a thread of its own: never blocks, never decides.
+
+When the store is away, progress is dropped and the rest waits in a bounded queue. May not know: what is being told.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+from tmrun.core.codec import encode
+from tmrun.core.errors import StoreError
+from tmrun.core.keys import Keys
+from tmrun.core.model import Event, Host, Progress, Timing
+from tmrun.store.api import Store
+
+PROGRESS_EVERY_S = 0.5
+_QUEUE = 1000
+
+
+class Publisher:
+    """Thread-safe; ``close`` writes what is left, for at most ``CLOSE_S``."""
+
+    CLOSE_S = 2.0
+
+    def __init__(self, store: Store, keys: Keys, host: Host) -> None:
+        self._store, self._keys, self._host = store, keys, host
+        self._queue: queue.Queue[tuple[str, str] | None] = queue.Queue(_QUEUE)
+        self._events = 0
+        self._progress: Progress | None = None
+        self._written: Progress | None = None
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread.start()
+
+    def event(self, text: str) -> None:
+        """Tell one line of the story."""
+        self._events += 1
+        self._put(self._keys.event(self._host, self._events), encode(Event(time.time(), self._host, text)))
+
+    def timing(self, epoch: int, timing: Timing) -> None:
+        """Tell (again, in full) how a worker fared in a switch."""
+        self._put(self._keys.timing(epoch, timing.rank), encode(timing))
+
+    def progress(self, step: int, step_s: float) -> None:
+        """Tell how far the workers are; only the newest counts."""
+        self._progress = Progress(self._host, step, step_s)
+
+    def close(self) -> None:
+        """Write what is left and end the thread."""
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            pass
+        self._thread.join(self.CLOSE_S)
+
+    def _put(self, key: str, value: str) -> None:
+        try:
+            self._queue.put_nowait((key, value))
+        except queue.Full:
+            pass  # the store has been away for long; the protocol state is elsewhere
+
+    def _run(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=PROGRESS_EVERY_S)
+            except queue.Empty:
+                self._write_progress()
+                continue
+            if item is None:
+                self._write_progress()
+                return
+            self._write(*item)
+
+    def _write_progress(self) -> None:
+        newest = self._progress
+        if newest is not None and newest != self._written and self._try(self._keys.progress(self._host), encode(newest)):
+            self._written = newest
+
+    def _write(self, key: str, value: str) -> None:
+        while not self._try(key, value):
+            time.sleep(1)
+
+    def _try(self, key: str, value: str) -> bool:
+        try:
+            self._store.put(key, value)
+        except StoreError:
+            return False
+        return True

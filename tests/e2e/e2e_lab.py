@@ -1,0 +1,164 @@
+"""Real launches: the `tmrun` command with its etcd, agents and workers as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tmrun import procs
+
+ROOT = Path(__file__).resolve().parents[2]
+GPT = ROOT / "tests" / "worker" / "paced_gpt.py"
+STEPS = 150
+WORLD = 4
+DEADLINE_S = 180.0
+
+
+def wait_for(what: str, condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
+    """Poll until the condition is truthy; its value."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"not within {deadline_s:.0f} s: {what}")
+
+
+@dataclass
+class Lab:
+    """Launches with a temp folder of their own; everything is gone afterwards, or the test fails."""
+
+    folder: Path
+    launches: list[subprocess.Popen[str]] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
+
+    @property
+    def losses(self) -> Path:
+        return self.folder / "losses"
+
+    @property
+    def marker(self) -> str:
+        return str(self.folder)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        mine = {"TMPDIR": str(self.folder / "tmp"), "TEST_LAB": self.marker, "TEST_FAST": str(self.folder / "fast"), "TEST_PACE_S": "0.3"}
+        return {**os.environ, **mine, **more}
+
+    def launch(
+        self, *arguments: str, steps: int = STEPS, script: Path = GPT, script_args: tuple[str, ...] | None = None, **env: str
+    ) -> int:
+        """Start ``tmrun`` in the background; the index of the launch."""
+        if script_args is None:
+            script_args = ("--steps", str(steps), "--log-losses", str(self.losses))
+        log = self.folder / f"launch{len(self.launches)}.log"
+        self.logs.append(log)
+        with log.open("w") as out:
+            argv = [sys.executable, "-m", "tmrun", *arguments, str(script), *script_args]
+            launch = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, text=True, env=self.environment(**env), cwd=self.folder)
+        self.launches.append(launch)
+        return len(self.launches) - 1
+
+    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "tmrun", *arguments]
+        return subprocess.run(argv, env=self.environment(), text=True, capture_output=True, timeout=DEADLINE_S, check=False)
+
+    def status(self, *arguments: str) -> dict[str, Any]:
+        """{} while there is nothing to ask."""
+        answer = self.cli("status", "-o", "json", *arguments)
+        value: dict[str, Any] = json.loads(answer.stdout) if answer.returncode == 0 else {}
+        return value
+
+    def history(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(self.cli("history", "-o", "json").stdout)["history"]
+        return rows
+
+    def node(self, name: str) -> dict[str, Any]:
+        return next((n for n in self.status().get("nodes", ()) if n["name"] == name), {"state": "unknown", "pids": []})
+
+    def wait_warm(self, count: int = 1, *arguments: str) -> dict[str, Any]:
+        """Until so many standbys are warm and the active workers train; the status."""
+
+        def ready() -> dict[str, Any] | None:
+            value = self.status(*arguments)
+            warm = bool(value) and value["standby"]["warm"] >= count and (value["step"] or 0) >= 3
+            return value if warm else None
+
+        value: dict[str, Any] = wait_for(f"{count} warm standbys\n{self.output()}", ready)
+        return value
+
+    def go_fast(self) -> None:
+        (self.folder / "fast").touch()
+
+    def finish(self, index: int = 0) -> int:
+        """Let the steps run at full speed; the launcher's exit code."""
+        self.go_fast()
+        return self.launches[index].wait(DEADLINE_S)
+
+    def output(self, index: int = 0) -> str:
+        return self.logs[index].read_text()
+
+    def final_hash(self, *indices: int) -> str:
+        lines = [line for i in indices or (0,) for line in self.output(i).splitlines() if line.startswith("final parameters sha256")]
+        assert len(lines) == 1, self.output()
+        return lines[0].split()[-1]
+
+    def read_losses(self) -> dict[int, dict[int, str]]:
+        """rank -> step -> exact loss. A step that was logged twice must have had the same loss."""
+        found: dict[int, dict[int, str]] = {}
+        for rank in range(WORLD):
+            path = self.losses / f"rank{rank}.txt"
+            steps: dict[int, str] = {}
+            for line in path.read_text().splitlines() if path.exists() else ():
+                step, loss = line.split()
+                assert steps.setdefault(int(step), loss) == loss, f"rank {rank} step {step}: two different losses"
+            found[rank] = steps
+        return found
+
+    def leftovers(self) -> list[str]:
+        processes = [f"pid {p}: {command_line(p)}" for p in procs.marked(self.marker, "TEST_LAB")]
+        files = [str(p) for p in (self.folder / "tmp").glob("tmrun*")]
+        return processes + files
+
+    def close(self) -> None:
+        for launch in self.launches:
+            if launch.poll() is None:
+                launch.send_signal(signal.SIGKILL)
+                launch.wait()
+        procs.sweep(self.marker, "TEST_LAB")
+
+
+def children(pid: int) -> list[int]:
+    """Pids of the direct children."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_line(pid: int) -> str:
+    """Its arguments, with spaces between."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return "ended"
+
+
+def make_lab(folder: Path) -> Lab:
+    (folder / "tmp").mkdir(parents=True)
+    lab = Lab(folder)
+    lab.losses.mkdir()
+    return lab
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What the uninterrupted run computed."""
+
+    losses: dict[int, dict[int, str]]
+    final_hash: str

@@ -1,0 +1,188 @@
+"""How a launch begins and ends: several launchers one job, bad input, signals, exit codes; nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from e2e_lab import DEADLINE_S, Lab, Oracle, children, command_line, wait_for
+from test_training_goes_on import assert_exact, settled
+
+from tmrun.store.embedded import EmbeddedEtcd
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script that never calls tmrun: says that it runs, has a child in a session of its own, does as told."""
+    path = tmp_path / "plain.py"
+    path.write_text(
+        "import os, subprocess, sys, time\n"
+        "rank = os.environ['RANK']\n"
+        "if rank == '0': subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "print('rank', rank, 'of', os.environ['WORLD_SIZE'], 'restart', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
+        "if sys.argv[1] == 'exit' and rank == '1': sys.exit(42)\n"
+        "if sys.argv[1] != 'done': time.sleep(600)\n"
+    )
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("how", ["rdzv-endpoint", "etcd"])
+def test_one_launcher_a_host(lab: Lab, oracle: Oracle, how: str, tmp_path: Path) -> None:
+    """The same command on each host forms one job; a node's death (launcher, agent and workers) is found by its lease alone."""
+    common = ("--nnodes", "2", "--nproc-per-node", "2", "--standby", "1", "--lease-ttl", "3", "--job", "several")
+    if how == "etcd":
+        with EmbeddedEtcd(tmp_path / "etcd") as etcd:
+            _several(lab, oracle, (*common, "--etcd", etcd.url))
+    else:
+        _several(lab, oracle, (*common, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"))
+
+
+def _several(lab: Lab, oracle: Oracle, flags: tuple[str, ...]) -> None:
+    names = ["alpha", "beta", "gamma"]
+    for name in names:
+        lab.launch(*flags, "--node-name", name)
+    where = flags[-1].replace("http://", "")
+    before = lab.wait_warm(1, "--etcd", where, "--job", "several")
+    assert {n["role"] for n in before["nodes"]} == {"active", "standby"}
+    essential = [n for i, n in enumerate(names) if "this host runs the store" in lab.output(i)]
+    assert len(essential) == (1 if "--rdzv-endpoint" in flags else 0)
+    victim = next(n["name"] for n in before["nodes"] if n["role"] == "active" and n["name"] not in essential)
+    lab.launches[names.index(victim)].send_signal(signal.SIGKILL)
+    lab.history = lambda: _history(lab, where)  # type: ignore[method-assign]
+    rows = settled(lab, 2)
+    assert (rows[1]["cause"], rows[1]["leaver"]) == ("failure", victim)
+    lab.go_fast()
+    codes = [launch.wait(DEADLINE_S) for launch in lab.launches]
+    assert sorted(codes) == [-9, 0, 0]
+    assert_exact(lab, oracle, 0, 1, 2, may_miss=2)
+
+
+def _history(lab: Lab, where: str) -> list[dict[str, object]]:
+    import json
+
+    answer = lab.cli("history", "-o", "json", "--etcd", where, "--job", "several")
+    rows: list[dict[str, object]] = json.loads(answer.stdout)["history"] if answer.returncode == 0 else []
+    return rows
+
+
+def test_exit_code_of_the_first_failure(lab: Lab, script: Path) -> None:
+    lab.launch("--local-nodes", "2", script=script, script_args=("exit",))
+    assert lab.launches[0].wait(DEADLINE_S) == 42
+    assert "tmrun: job failed: node1 rank 1: exit code 42" in lab.output()
+
+
+def test_restart_within_the_budget(lab: Lab, script: Path) -> None:
+    lab.launch("--local-nodes", "2", "--max_restarts=1", script=script, script_args=("exit",))
+    assert lab.launches[0].wait(DEADLINE_S) == 42
+    assert "rank 1 of 2 restart 1" in lab.output()
+    assert "(after 1 restarts)" in lab.output()
+
+
+def test_a_script_without_our_api_is_restarted_after_a_kill(lab: Lab, script: Path) -> None:
+    lab.launch("--local-nodes", "3", "--nnodes", "2", "--standby", "1", script=script, script_args=("sleep",))
+    wait_for("workers", lambda: lab.output().count("restart 0") == 2)
+    pids = wait_for("pids", lambda: lab.node("node1")["pids"])
+    os.kill(pids[0], signal.SIGKILL)
+    wait_for("restart", lambda: lab.output().count("restart 1") == 2)
+    assert lab.cli("stop").returncode == 0
+    assert lab.launches[0].wait(DEADLINE_S) == 143
+
+
+def test_standby_ends_well(lab: Lab, script: Path) -> None:
+    """A spare is no failure at the end of the job; its script never ran."""
+    lab.launch("--nnodes", "1", "--standby", "6%", script=script, script_args=("done",))
+    assert lab.launches[0].wait(DEADLINE_S) == 0
+    assert lab.output().count("restart 0") == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_signals_to_the_launcher(lab: Lab, script: Path, number: signal.Signals, code: int) -> None:
+    lab.launch("--local-nodes", "2", script=script, script_args=("sleep",))
+    wait_for("workers", lambda: lab.output().count("restart 0") == 2)
+    lab.launches[0].send_signal(number)
+    assert lab.launches[0].wait(DEADLINE_S) == code
+
+
+def test_the_store_dies(lab: Lab, script: Path) -> None:
+    """With the embedded store the host that runs it is essential; its loss is said and leaves nothing behind."""
+    lab.launch("--local-nodes", "2", script=script, script_args=("sleep",))
+    wait_for("workers", lambda: lab.output().count("restart 0") == 2)
+    (guard,) = [p for p in children(lab.launches[0].pid) if "guard.py" in command_line(p)]
+    (etcd,) = children(guard)
+    os.kill(etcd, signal.SIGKILL)
+    assert lab.launches[0].wait(DEADLINE_S) == 6
+    assert "lost the store of job" in lab.output()
+
+
+BAD = {
+    "no such script": (("nope.py",), 2, "script 'nope.py' does not exist"),
+    "no such module is the program's own error": (("-m", "no_such_module_here"), 1, "job failed"),
+    "standby": (("--standby", "many", "{script}", "done"), 2, "--standby 'many': expected a number of nodes (2) or a share"),
+    "too few local nodes": (("--local-nodes", "1", "--nnodes", "2", "{script}", "done"), 2, "--local-nodes 1 is too few for 2 active + 0"),
+    "unknown flag": (("--nonsense", "{script}"), 2, "no such option '--nonsense'"),
+    "nothing to run": (("--nnodes", "2"), 2, "missing argument 'SCRIPT"),
+    "etcd without a job id": (("--etcd", "127.0.0.1:1", "{script}", "done"), 2, "--etcd needs --job ID"),
+    "etcd unreachable": (("--etcd", "127.0.0.1:1", "--job", "x", "{script}", "done"), 6, "127.0.0.1:1"),
+    "two stores": (("--etcd", "h", "--rdzv-endpoint", "h", "{script}"), 2, "exclude each other"),
+    "label": (("--label", "rack", "{script}", "done"), 2, "--label 'rack': expected KEY=VALUE"),
+    "node name": (("--node-name", "a/b", "{script}", "done"), 2, "--node-name 'a/b': use letters"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(lab: Lab, script: Path, case: str) -> None:
+    arguments, code, text = BAD[case]
+    answer = lab.cli(*(a.format(script=script) for a in arguments))
+    assert (answer.returncode, text in answer.stderr) == (code, True), answer.stderr
+    assert case.startswith("no such module") or answer.stderr.count("\n") == 1, answer.stderr
+
+
+def test_a_port_that_is_taken(lab: Lab, script: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        answer = lab.cli("--rdzv-endpoint", f"127.0.0.1:{port}", str(script), "done")
+    assert answer.returncode == 2
+    assert f"port {port} on 127.0.0.1 is taken" in answer.stderr
+
+
+def test_verbs_without_a_job(lab: Lab) -> None:
+    for verb in (("status",), ("history",), ("drain", "node1"), ("undrain", "node1"), ("stop",)):
+        answer = lab.cli(*verb)
+        assert answer.returncode == 7, verb
+        assert answer.stderr.startswith("tmrun: no job is running on this machine"), verb
+        unreachable = lab.cli(*verb, "--etcd", "127.0.0.1:1")
+        assert unreachable.returncode == 6, (verb, unreachable.stderr)
+
+
+def test_unknown_node(lab: Lab, script: Path) -> None:
+    lab.launch("--local-nodes", "2", script=script, script_args=("sleep",))
+    wait_for("workers", lambda: lab.output().count("restart 0") == 2)
+    answer = lab.cli("drain", "node7")
+    assert answer.returncode == 7
+    assert answer.stderr.strip().endswith("nodes: node0, node1")
+    assert lab.cli("status", "nothing-of-that-name").returncode == 7
+    lab.cli("stop")
+    assert lab.launches[0].wait(DEADLINE_S) == 143
+
+
+def test_hosts_with_different_commands(lab: Lab, script: Path, tmp_path: Path) -> None:
+    with EmbeddedEtcd(tmp_path / "etcd") as etcd:
+        lab.launch("--etcd", etcd.url, "--job", "one", "--nnodes", "2", "--node-name", "a", script=script, script_args=("done",))
+        wait_for("registration", lambda: lab.status("--etcd", etcd.url).get("nodes"))
+        other = lab.cli("--etcd", etcd.url, "--job", "one", "--nnodes", "3", "--node-name", "b", str(script), "done")
+        assert other.returncode == 2
+        assert "job one was launched with nnodes 2, here it is 3" in other.stderr
+        lab.launch("--etcd", etcd.url, "--job", "one", "--nnodes", "2", "--node-name", "b", script=script, script_args=("done",))
+        assert [launch.wait(DEADLINE_S) for launch in lab.launches] == [0, 0]

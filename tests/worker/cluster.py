@@ -1,0 +1,183 @@
+"""Real worker processes under a fake agent and a scripted coordinator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fake_agent import Channel, FakeAgent
+
+from tmrun import wire
+
+M = TypeVar("M")
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("paced_gpt.py")
+DEADLINE_S = 90.0
+
+
+@dataclass(eq=False)
+class Worker:
+    process: subprocess.Popen[bytes]
+    rank: int
+    agent: FakeAgent
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def channel(self) -> Channel:
+        self.agent.wait(lambda: self.pid in self.agent.channels, DEADLINE_S, f"rank {self.rank} connects")
+        return self.agent.channels[self.pid]
+
+
+class Cluster:
+    def __init__(self, directory: Path, world: int, arguments: list[str], environment: dict[str, str], script: Path = SCRIPT) -> None:
+        self.directory, self.world, self.arguments = directory, world, arguments
+        self.environment, self.script = environment, script
+        self.losses = directory / "losses"
+        self.losses.mkdir()
+        self.agent = FakeAgent(directory / "s")
+        self.ranks: dict[int, Worker] = {}
+        self.standbys: list[Worker] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.epoch = 1
+        self.migration = 0
+
+    # -- processes ------------------------------------------------------------------------------------------------------------------
+    def start(self, *, at_once: bool = False) -> None:
+        """Start all ranks, ``at_once`` or when the standbys are warm."""
+        for worker in [] if at_once else self.standbys:
+            self.expect(worker, wire.Warm)
+        for rank in range(self.world):
+            self.ranks[rank] = self._spawn(rank, "active")
+
+    def standby(self, rank: int) -> Worker:
+        self.standbys.append(self._spawn(rank, "standby"))
+        return self.standbys[-1]
+
+    def _spawn(self, rank: int, role: str) -> Worker:
+        log = self.directory / f"{role}-{rank}-{len(self.processes)}.log"
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("TMRUN_")},
+            **self.environment,
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world), "LOCAL_WORLD_SIZE": str(self.world),
+            "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+            wire.ENV_SOCKET: self.agent.path, wire.ENV_ROLE: role, wire.ENV_EPOCH: "1" if role == "active" else "0",
+            wire.ENV_GENERATION: "1", wire.ENV_REHEARSAL_LOG: str(self.directory / f"rehearsal-{len(self.processes)}.log"),
+            wire.ENV_PARENT: str(os.getpid()),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "tmrun.worker.bootstrap", str(self.script), *self.arguments, "--log-losses", str(self.losses)]
+        with open(log, "wb") as output:
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=self.directory)
+        self.processes.append(process)
+        return Worker(process, rank, self.agent, log)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self.agent.close()
+
+    # -- waiting --------------------------------------------------------------------------------------------------------------------
+    def expect(self, worker: Worker, kind: type[M], **fields: object) -> M:
+        """The first message of this kind with these fields, past or future."""
+
+        def found() -> list[M]:
+            return [m for m in worker.channel.messages if isinstance(m, kind) and all(getattr(m, k) == v for k, v in fields.items())]
+
+        try:
+            self.agent.wait(lambda: bool(found()), DEADLINE_S, f"{kind.__name__} {fields} from rank {worker.rank}")
+        except AssertionError:
+            raise AssertionError(f"no {kind.__name__} {fields}: {worker.channel.messages}\n{self.output()}") from None
+        return found()[0]
+
+    def reach(self, step: int) -> None:
+        def reached() -> bool:
+            heard = [m for c in self.agent.channels.values() for m in c.messages]
+            return any(isinstance(m, wire.Progress) and m.step >= step for m in heard)
+
+        self.agent.wait(reached, DEADLINE_S, f"step {step}")
+
+    def died(self, rank: int) -> None:
+        """Wait until the process of a rank was killed."""
+        assert self.ranks[rank].process.wait(DEADLINE_S) == -signal.SIGKILL, self.output()
+
+    def finish(self) -> str:
+        """Wait for everybody's good end; the final digest."""
+        for worker in self.ranks.values():
+            assert worker.process.wait(DEADLINE_S) == 0, self.output()
+            self.expect(worker, wire.Finished)
+        lines = [line for line in self.output().splitlines() if line.startswith("final parameters sha256 ")]
+        assert len(set(lines)) == 1, self.output()
+        return lines[0].split()[-1]
+
+    def output(self) -> str:
+        return "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(self.directory.glob("*.log")))
+
+    # -- coordinating ---------------------------------------------------------------------------------------------------------------
+    def prepare(self, kind: wire.Kind, joiners: dict[int, Worker]) -> int:
+        for joiner in joiners.values():
+            self.expect(joiner, wire.Warm)
+        self.migration += 1
+        moved = tuple(sorted(joiners))
+        stayers = [w for r, w in self.ranks.items() if kind is wire.Kind.DRAIN or r not in joiners]
+        for worker, rank in [*((w, w.rank) for w in stayers), *((w, r) for r, w in joiners.items())]:
+            worker.channel.send(wire.Prepare(self.migration, kind, self.epoch + 1, moved, rank, 1))
+        return self.migration
+
+    def abort(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            worker.channel.send(wire.Abort(self.migration, "test"))
+
+    def drain(self, rank: int, joiner: Worker) -> int:
+        """Move a rank; the step at which it moved."""
+        leaver = self.ranks[rank]
+        number = self.prepare(wire.Kind.DRAIN, {rank: joiner})
+        votes = {r: self.expect(w, wire.Prepared, migration=number) for r, w in self.ranks.items()}
+        self.expect(joiner, wire.Prepared, migration=number)
+        stops = {v.stop_step for v in votes.values()}
+        assert len(stops) == 1, votes
+        (stop,) = stops
+        assert stop is not None
+        self._commit(number, stop, {}, {}, list(votes.values()), [*self.ranks.values(), joiner])
+        self.expect(leaver, wire.Left)
+        assert leaver.process.wait(DEADLINE_S) == 0, self.output()
+        self._seat({rank: joiner})
+        return stop
+
+    def heal(self, joiners: dict[int, Worker]) -> int:
+        """Replace dead ranks; the step at which training went on."""
+        number = self.prepare(wire.Kind.FAILURE, joiners)
+        stayers = {r: w for r, w in self.ranks.items() if r not in joiners}
+        votes = {r: self.expect(w, wire.Prepared, migration=number) for r, w in stayers.items()}
+        for joiner in joiners.values():
+            self.expect(joiner, wire.Prepared, migration=number)
+        target = max(v.next_step for v in votes.values() if v.next_step is not None)
+        sources = {r: min(s for s, v in votes.items() if r in v.covers) for r in joiners}
+        witness = {r: min(s for s, v in votes.items() if v.next_step == target) for r in joiners}
+        self._commit(number, target, sources, witness, list(votes.values()), [*stayers.values(), *joiners.values()])
+        self._seat(joiners)
+        return target
+
+    def _seat(self, joiners: dict[int, Worker]) -> None:
+        for rank, joiner in joiners.items():
+            joiner.rank = rank
+            self.ranks[rank] = joiner
+        for worker in self.ranks.values():
+            self.expect(worker, wire.Switched, epoch=self.epoch)
+
+    def _commit(
+        self, number: int, target: int, sources: dict[int, int], witness: dict[int, int], votes: list[wire.Prepared], to: list[Worker]
+    ) -> None:
+        self.epoch += 1
+        comm = {name: f"m{number}/{name}" for vote in votes for name in vote.groups}
+        for worker in to:
+            worker.channel.send(wire.Commit(number, self.epoch, target, sources, comm, witness))

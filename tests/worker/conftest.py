@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import SCRIPT, Cluster
+
+STEPS = 24
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An uninterrupted run under torchrun."""
+
+    digest: str
+    losses: dict[int, dict[int, str]]
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Path], Reference]:
+    @functools.cache
+    def run(world: int, script: Path) -> Reference:
+        directory = tmp_path_factory.mktemp(f"reference{world}")
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_PACE_S": "0"}
+        command = [*torchrun, str(script), "--steps", str(STEPS), "--log-losses", str(directory)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return Reference(done.stdout.split()[-1], {r: read_losses(directory, r) for r in range(world)})
+
+    return run
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    made: list[Cluster] = []
+
+    def make(world: int, script: Path = SCRIPT, **environment: str) -> Cluster:
+        made.append(Cluster(tmp_path, world, ["--steps", str(STEPS)], environment, script))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def read_losses(directory: Path, rank: int) -> dict[int, str]:
+    """Every logged loss, bit for bit; a step logged twice must have been the same twice."""
+    losses: dict[int, str] = {}
+    for line in (directory / f"rank{rank}.txt").read_text().splitlines():
+        step, loss = line.split()
+        assert losses.setdefault(int(step), loss) == loss, (rank, line)
+    return losses
+
+
+@pytest.fixture
+def same(reference: Callable[[int, Path], Reference]) -> Callable[..., None]:
+    """Finish a cluster and compare it with the uninterrupted run. ``unlogged``: (rank, step) whose process died before it could write."""
+
+    def check(cluster: Cluster, unlogged: tuple[tuple[int, int], ...] = ()) -> None:
+        digest = cluster.finish()
+        expected = reference(cluster.world, cluster.script)
+        for rank in range(cluster.world):
+            got = read_losses(cluster.losses, rank)
+            wanted = {s: x for s, x in expected.losses[rank].items() if s in got or (rank, s) not in unlogged}
+            assert got == wanted, rank
+        assert digest == expected.digest
+
+    return check

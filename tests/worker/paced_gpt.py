@@ -1,0 +1,60 @@
+"""examples/gpt_ddp.py, unchanged, with steps that take a while and, on request, a death in forward or backward.
+
+They take TEST_PACE_S seconds more, until the file TEST_FAST exists. With TEST_TAIL=1 every step communicates once more after
+optimizer.step(), before the scheduler steps.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import tmrun
+from tmrun.worker import api, faults
+
+_PACE_S = float(os.environ.get("TEST_PACE_S", "0.02"))
+_FAST = Path(os.environ.get("TEST_FAST", "/nonexistent"))
+
+
+def _join(**registered: Any) -> tmrun.Run:
+    run = api.join(**registered)
+    calls = iter(range(1 << 30))
+    fault = None if run.rehearsing else faults.from_environment(int(os.environ["RANK"]))
+    current = [0]
+
+    def forward(*_: Any) -> None:
+        current[0] = next(calls)
+        if not run.rehearsing and not _FAST.exists():
+            time.sleep(_PACE_S)
+        if fault is not None:
+            fault(current[0], "forward")
+
+    registered["model"].register_forward_pre_hook(forward)
+    if os.environ.get("TEST_TAIL"):
+        scheduler = type(registered["schedule"])
+        plain_step = scheduler.step
+
+        def step(self: Any) -> None:
+            dist.all_reduce(torch.ones(1))
+            dist.all_gather_object([None] * dist.get_world_size(), dist.get_rank())
+            plain_step(self)
+
+        scheduler.step = step
+    if fault is not None:
+        middle = list(registered["model"].parameters())[6]
+
+        def backward(_: Any) -> None:
+            fault(current[0], "backward")
+
+        middle.register_post_accumulate_grad_hook(backward)
+    return run
+
+
+tmrun.join = _join
+runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "gpt_ddp.py"), run_name="__main__")

@@ -1,0 +1,39 @@
+"""The example runs unchanged everywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster import ROOT, Cluster
+from conftest import STEPS
+
+EXAMPLE = str(ROOT / "examples" / "gpt_ddp.py")
+
+
+def run(*command: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_plain_python_learns(tmp_path: Path) -> None:
+    lines = run(EXAMPLE, "--steps", "40", "--print-every", "39", "--log-losses", str(tmp_path)).splitlines()
+    losses = [float.fromhex(line.split()[1]) for line in (tmp_path / "rank0.txt").read_text().splitlines()]
+    assert len(losses) == 40
+    assert losses[-1] < 0.6 * losses[0]
+    assert lines[-1].startswith("final parameters sha256 ")
+
+
+@pytest.mark.parametrize("world", [2])
+def test_torchrun_and_tmrun_agree(cluster: Callable[..., Cluster], same: Callable[..., None], world: int) -> None:
+    torchrun = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), EXAMPLE, "--steps", str(STEPS))
+    job = cluster(world)
+    job.start()
+    same(job)
+    assert torchrun.splitlines()[-1].split()[-1] == job.finish()

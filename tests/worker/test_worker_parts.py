@@ -1,0 +1,286 @@
+"""The worker's parts, each alone: votes, board, state and its transfer, stores, communicators, steps outside tmrun."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+from fake_agent import FakeAgent
+
+from tmrun import wire
+from tmrun.core.errors import WorkerError
+from tmrun.worker import api, comm_gloo, handover, rng, transfer, vote
+from tmrun.worker.agent_store import AgentStore, SwitchStore
+from tmrun.worker.board import Board, Pending
+from tmrun.worker.current import HOLDER
+from tmrun.worker.state import State
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[FakeAgent]:
+    agent = FakeAgent(tmp_path / "s")
+    yield agent
+    agent.close()
+
+
+@pytest.fixture
+def pair() -> tuple[comm_gloo.Communicator, comm_gloo.Communicator]:
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda rank: comm_gloo.build(store, rank, 2, timedelta(seconds=30)), range(2))
+    return first, second
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [f.result(60) for f in [pool.submit(call) for call in calls]]
+
+
+# -- votes --------------------------------------------------------------------------------------------------------------------------
+def test_a_ballot_comes_back_from_its_row() -> None:
+    ballot = vote.Ballot(7, True, 3, b"s" * 16, b"blob")
+    assert vote.unpack(bytes(vote.pack(ballot, 64))) == ballot
+
+
+def test_a_blob_that_does_not_fit_still_says_how_long_it_is() -> None:
+    assert vote.length(bytes(vote.pack(vote.Ballot(0, True, 0, b"", b"x" * 100), 64))) == 100
+
+
+def test_everybody_grows_when_one_blob_does_not_fit(pair: Any) -> None:
+    ballots = [vote.Ballot(1, True, 0, b"a" * 16, b"x" * 100), vote.Ballot(1, True, 0, b"b" * 16, b"y" * 40000)]
+    voters = [vote.Voter(), vote.Voter()]
+    results = together(*(lambda i=i: voters[i].run(pair[i].backend, ballots[i]) for i in range(2)))
+    assert [v.capacity for v in voters] == [65536, 65536]
+    assert [list(r.ballots) for r in results] == [ballots, ballots]
+    results = together(*(lambda i=i: voters[i].run(pair[i].backend, ballots[i]) for i in range(2)))
+    assert results[0].ballots[1].blob == b"y" * 40000
+
+
+def test_ranks_in_different_steps_are_an_error(pair: Any) -> None:
+    def run(rank: int) -> None:
+        with pytest.raises(WorkerError, match="disagree about the step"):
+            vote.Voter().run(pair[rank].backend, vote.Ballot(rank, True, 0, b"", b""))
+
+    together(lambda: run(0), lambda: run(1))
+
+
+def test_an_abort_wakes_a_blocked_vote(pair: Any) -> None:
+    aborter = threading.Timer(0.2, pair[0].abort)
+    aborter.start()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="gloo"):
+        vote.Voter().run(pair[0].backend, vote.Ballot(0, True, 0, b"", b""))
+    assert time.monotonic() - began < 10
+    aborter.join()
+
+
+# -- board --------------------------------------------------------------------------------------------------------------------------
+def pending(number: int, kind: wire.Kind = wire.Kind.FAILURE) -> Pending:
+    return Pending(wire.Prepare(number, kind, number + 1, (1,), 0, 1), 0.0)
+
+
+def commit(number: int) -> wire.Commit:
+    return wire.Commit(number, number + 1, 5, {}, {})
+
+
+def test_a_newer_prepare_replaces_an_undecided_one() -> None:
+    board, old, new = Board(), pending(1, wire.Kind.DRAIN), pending(2)
+    board.post(old)
+    board.post(new)
+    assert old.gone
+    assert board.drain is None
+    assert board.failure is new
+
+
+def test_a_commit_stands_until_it_is_carried_out() -> None:
+    board, drain, failure = Board(), pending(1, wire.Kind.DRAIN), pending(2)
+    board.post(drain)
+    board.decide(commit(1))
+    board.post(failure)
+    board.decide(wire.Abort(1, "late"))
+    assert board.drain is drain
+    assert not drain.gone
+    board.done(drain)
+    assert board.drain is None
+    board.decide(wire.Abort(2, "off"))
+    assert failure.gone
+    assert board.failure is None
+
+
+# -- state --------------------------------------------------------------------------------------------------------------------------
+class Net(torch.nn.Module):
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width)
+        self.register_buffer("hidden", torch.rand(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)) * self.hidden.sum()
+
+
+def trained(steps: int, width: int = 5, **options: Any) -> State:
+    net, state = Net(width), State()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, **options)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
+    state.register({"net": net, "optimizer": optimizer, "schedule": schedule})
+    for _ in range(steps):
+        net(torch.rand(8, 3)).square().sum().backward()
+        optimizer.step()
+        schedule.step()
+    return state
+
+
+def contents(state: State) -> Any:
+    return {n: {k: t.clone() for k, t in owned.items()} for n, owned in state.tensors().items()}
+
+
+def equal(left: Any, right: Any) -> bool:
+    return left.keys() == right.keys() and all(
+        left[n].keys() == right[n].keys() and all(torch.equal(left[n][k], right[n][k]) for k in left[n]) for n in left
+    )
+
+
+@pytest.mark.parametrize(("source_steps", "joiner_steps"), [(3, 2), (3, 0), (0, 2)])
+def test_a_successor_becomes_its_source_in_place(pair: Any, source_steps: int, joiner_steps: int) -> None:
+    source, joiner = trained(source_steps, amsgrad=True), trained(joiner_steps, amsgrad=True)
+    weight = joiner.modules["net"].linear.weight.data_ptr()
+    (sent, digest), (tree, received, seen) = together(
+        lambda: transfer.send_source(pair[0].backend, 1, source, {"hello": 1}),
+        lambda: transfer.receive_source(pair[1].backend, 0, joiner),
+    )
+    assert (sent, digest, tree["hello"]) == (received, seen, 1)
+    assert equal(contents(source), contents(joiner))
+    assert source.rest() == joiner.rest()
+    assert joiner.modules["net"].linear.weight.data_ptr() == weight
+    joiner.put_objects(source.encoded_objects())
+    assert joiner.objects["schedule"].state_dict() == source.objects["schedule"].state_dict()
+    assert joiner.signature() == source.signature()
+
+
+def test_another_layout_is_an_error_that_names_the_tensor() -> None:
+    with pytest.raises(WorkerError, match=r"net\.linear\.weight is \(6, 3\) torch\.float32 here, \(5, 3\)"):
+        trained(1, width=6).adopt(trained(1).layout())
+    with pytest.raises(WorkerError, match=r"net\.hidden exists only in the running job"):
+        layout = trained(0).layout()
+        plain = trained(0)
+        del plain.modules["net"]._buffers["hidden"]
+        plain.adopt(layout)
+
+
+def test_a_rollback_undoes_a_step() -> None:
+    state = trained(2)
+    snapshot, before = state.snapshot(), contents(state)
+    drawn = (torch.rand(1).item(), random.random(), numpy.random.rand())
+    state.modules["net"](torch.rand(8, 3)).sum().backward()
+    state.objects["schedule"].last_epoch = 17
+    assert not equal(before, contents(state))
+    state.rollback(snapshot)
+    assert equal(before, contents(state))
+    assert all(p.grad is None for p in state.modules["net"].parameters())
+    assert state.objects["schedule"].last_epoch == 2
+    assert (torch.rand(1).item(), random.random(), numpy.random.rand()) == drawn
+
+
+def test_random_state_comes_back() -> None:
+    random.gauss(0, 1)
+    state = rng.capture()
+    drawn = (torch.rand(3).tolist(), random.gauss(0, 1), random.random(), numpy.random.randn(3).tolist())
+    rng.restore(state)
+    assert (torch.rand(3).tolist(), random.gauss(0, 1), random.random(), numpy.random.randn(3).tolist()) == drawn
+
+
+def test_what_differed_between_the_ranks_is_the_lost_ranks_own() -> None:
+    own = {"schedule": b"vote", "data": b"mine"}
+    assert handover.merge({"schedule": b"now", "data": b"theirs"}, {"schedule": b"vote", "data": b"theirs"}, own) == {
+        "schedule": b"now",
+        "data": b"mine",
+    }
+
+
+# -- stores -------------------------------------------------------------------------------------------------------------------------
+def test_the_agents_store_behaves_like_torchs(agent: FakeAgent) -> None:
+    client = AgentStore(agent.path, 0)
+    store = dist.PrefixStore("p", client)
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+    assert (store.add("n", 2), store.add("n", 3), store.get("n")) == (2, 5, b"5")
+    assert store.check(["k", "n"])
+    assert not store.check(["k", "absent"])
+    assert store.compare_set("k", "v", "w") == b"w"
+    assert store.compare_set("k", "v", "x") == b"w"
+    store.wait(["k"], timedelta(seconds=1))
+    assert store.delete_key("k")
+    assert not store.delete_key("k")
+    with pytest.raises(dist.DistStoreError, match="timeout"):
+        store.wait(["absent"], timedelta(seconds=0.05))
+    client.dispose()
+
+
+def test_closing_a_store_wakes_who_waits_in_it(agent: FakeAgent) -> None:
+    store = AgentStore(agent.path, 0)
+    closer = threading.Timer(0.1, store.close)
+    closer.start()
+    with pytest.raises(dist.DistNetworkError, match="closed"):
+        store.get("never")
+    closer.join()
+    store.dispose()
+
+
+def test_gloo_meets_through_the_agent_and_a_switched_store(agent: FakeAgent) -> None:
+    stores = [SwitchStore(dist.HashStore()) for _ in range(2)]
+    clients = [AgentStore(agent.path, rank) for rank in range(2)]
+    for store, client in zip(stores, clients, strict=True):
+        store.inner = client
+    ends = together(*(lambda r=r: comm_gloo.build(dist.PrefixStore("g", stores[r]), r, 2, timedelta(seconds=30)) for r in range(2)))
+    assert all(end.sockets for end in ends)
+    for client in clients:
+        client.dispose()
+
+
+# -- outside tmrun ------------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def alone() -> Iterator[None]:
+    HOLDER.joined = False
+    yield
+    HOLDER.joined = False
+
+
+@pytest.mark.usefixtures("alone")
+def test_outside_tmrun_the_loop_is_a_range() -> None:
+    run = api.join(net=Net())
+    seen = []
+    for step in run.steps(3):
+        with step:
+            seen.append(step + 0)
+            assert not step.committed
+        assert step.committed
+    assert seen == [0, 1, 2]
+    assert not run.rehearsing
+    assert [f"{s}" for s in seen] == ["0", "1", "2"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_misuse() -> None:
+    with pytest.raises(WorkerError, match=r"join\(lr=\.\.\.\): a float has no state_dict"):
+        api.join(lr=0.1)
+    run = api.join()
+    with pytest.raises(WorkerError, match="called twice"):
+        api.join()
+    with pytest.raises(WorkerError, match="ran outside `with step:`"):
+        list(run.steps(1))
+    (first, *_) = (step for step in [next(run.steps(1))])
+    with pytest.raises(WorkerError, match="begins inside step 0"), first, first:
+        pass
+    with pytest.raises(ValueError, match="the user's own"), next(api.Run(api.Plain()).steps(1)) as step:
+        raise ValueError("the user's own")
+    assert not step.committed

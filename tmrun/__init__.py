@@ -1,0 +1,26 @@
+"""tmrun: train on, while machines leave. What a training script imports.
+
+>>> import tmrun
+>>> run = tmrun.join(model=model, optimizer=optimizer)   # doctest: +SKIP
+
+Names are loaded on first use, so that ``tmrun --help`` never imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tmrun.worker.api import Run, Step, join
+
+__all__ = ["Run", "Step", "__version__", "join"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Run", "Step", "join"):
+        from tmrun.worker import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'tmrun' has no attribute {name!r}")

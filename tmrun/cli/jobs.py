@@ -1,0 +1,148 @@
+"""Find a job and connect to its store: by ``--etcd`` and ``--job``, or among the jobs that were launched on this machine.
+
+May not know: what is then asked of the store.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from tmrun.config import ENV_ETCD_PASSWORD
+from tmrun.core import codec
+from tmrun.core.errors import NotFoundError, TmrunError, UsageError
+from tmrun.core.keys import Keys, job_of, jobs_prefix
+from tmrun.core.membership import Job, fold
+from tmrun.store.api import Store
+from tmrun.store.endpoints import endpoints
+
+F = TypeVar("F", bound=Callable[..., Any])
+_RECORD = "job.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalJob:
+    """A job that a launcher on this machine runs."""
+
+    job: str
+    endpoints: str
+    pid: int
+    user: str = ""
+
+
+def runtime_root() -> Path:
+    """Folder of all runtime folders of this user; short, because unix socket paths are limited to ~100 bytes."""
+    return Path(tempfile.gettempdir()) / f"tmrun-{os.getuid()}"
+
+
+def make_runtime_dir(job: str) -> Path:
+    """A fresh private folder for one launch."""
+    root = runtime_root()
+    root.mkdir(mode=0o700, exist_ok=True)
+    if root.stat().st_uid != os.getuid():
+        raise UsageError(f"{root} belongs to somebody else; set TMPDIR to a folder of your own")
+    return Path(tempfile.mkdtemp(prefix=f"{job[:16]}.", dir=root))
+
+
+def announce(folder: Path, record: LocalJob) -> None:
+    """Let other commands on this machine find the job."""
+    draft = folder / f".{_RECORD}"
+    draft.touch(mode=0o600)
+    draft.write_text(codec.encode(record))
+    draft.rename(folder / _RECORD)
+
+
+def local_jobs() -> list[LocalJob]:
+    """Jobs whose launcher lives on this machine."""
+    found: dict[str, LocalJob] = {}
+    for path in sorted(runtime_root().glob(f"*/{_RECORD}")):
+        try:
+            record = codec.decode(LocalJob, path.read_text())
+            os.kill(record.pid, 0)
+        except (OSError, codec.CodecError):
+            continue
+        found.setdefault(record.job, record)
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A store, and the job in it that is meant."""
+
+    store: Store
+    keys: Keys
+
+    def read(self) -> Job:
+        """The job's protocol state, read now."""
+        return fold(self.keys, self.store.list(self.keys.ctl).entries)
+
+
+@contextmanager
+def connect(job: str | None, etcd: str | None) -> Iterator[Connection]:
+    """Connect to the job that is meant. Raises NotFoundError, UsageError, StoreError."""
+    from tmrun.store.etcd import EtcdStore  # grpc is slow to import, and a usage error does not need it
+
+    where, user = etcd, os.environ.get("TMRUN_ETCD_USER", "")
+    if where is None:
+        record = _choose_local(job)
+        where, user, job = record.endpoints, record.user, record.job
+    store = EtcdStore(endpoints(where), user or None, os.environ.get(ENV_ETCD_PASSWORD), deadline_s=5.0)
+    try:
+        yield Connection(store, Keys(_choose_remote(store, job, where)))
+    finally:
+        store.close()
+
+
+def _choose_local(job: str | None) -> LocalJob:
+    running = local_jobs()
+    names = ", ".join(sorted(r.job for r in running)) or "none"
+    matching = [r for r in running if job is None or r.job == job] or [r for r in running if job and r.job.startswith(job)]
+    if not matching:
+        wanted = f"no job {job!r}" if job else "no job"
+        raise NotFoundError(f"{wanted} is running on this machine (running: {names}); for a job elsewhere give --etcd HOST:PORT")
+    if len(matching) > 1:
+        raise UsageError(f"several jobs are running on this machine: {names}; choose one with --job")
+    return matching[0]
+
+
+def _choose_remote(store: Store, job: str | None, where: str) -> str:
+    names = sorted({job_of(kv.key) for kv in store.list(jobs_prefix()).entries if kv.key.endswith("/ctl/spec")})
+    matching = names if job is None else [n for n in names if n == job] or [n for n in names if n.startswith(job)]
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
+        raise NotFoundError(f"no job {job!r} at {where} (there: {', '.join(names) or 'none'})" if job else f"no job at {where}")
+    raise UsageError(f"several jobs at {where}: {', '.join(matching)}; choose one with --job")
+
+
+def job_options(function: F) -> F:
+    """--job and --etcd, as every verb takes them."""
+    function = click.option("--job", metavar="JOB", help="Job id or a unique prefix; one running job needs none.")(function)
+    return click.option(
+        "--etcd", metavar="URL[,URL]", envvar="TMRUN_ETCD_ENDPOINTS", help="Store of the job; default: that of the job on this machine."
+    )(function)
+
+
+def hosts_of(job: Job, names: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
+    """Node names as typed -> exact names. Raises NotFoundError."""
+    chosen = []
+    for name in names:
+        matching = [h for h in known if h == name] or [h for h in known if h.startswith(name)]
+        if len(matching) != 1:
+            what = "no node" if not matching else "several nodes match"
+            raise NotFoundError(f"{what} {name!r} in job {job.keys.job}; nodes: {', '.join(known) or 'none'}")
+        chosen.append(matching[0])
+    return tuple(dict.fromkeys(chosen))
+
+
+def still_running(job: Job) -> None:
+    """Raise when the job has ended: nothing can be asked of it."""
+    if job.end is not None:
+        raise TmrunError(f"job {job.keys.job} has ended ({job.end.state.value}: {job.end.reason})")

@@ -1,0 +1,32 @@
+"""``tmrun undrain``: a drained node becomes a standby again."""
+
+from __future__ import annotations
+
+import click
+
+from tmrun.cli import jobs
+from tmrun.core import transactions
+from tmrun.core.errors import RefusedError
+from tmrun.core.membership import known_hosts
+from tmrun.core.model import Host
+
+
+@click.command("undrain", short_help="Bring a drained node back as a standby.")
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@jobs.job_options
+def command(nodes: tuple[str, ...], job: str | None, etcd: str | None) -> None:
+    """Make NODEs standbys again; they warm up and can then take ranks."""
+    with jobs.connect(job, etcd) as connection:
+        current = connection.read()
+        jobs.still_running(current)
+        hosts = tuple(Host(h) for h in jobs.hosts_of(current, nodes, list(known_hosts(current))))
+        busy = [o for o in current.open_ops() if set(hosts) & set(o.hosts)]
+        if busy:
+            raise RefusedError(f"{', '.join(busy[0].hosts)}: drain {busy[0].id} is still going on; `tmrun drain --cancel` takes it back")
+        idle = [h for h in hosts if not current.draining(h)]
+        if idle:
+            raise RefusedError(f"{', '.join(idle)} is not drained")
+        if not connection.store.commit(transactions.withdraw_drain(current, hosts, None, "")).succeeded:
+            raise RefusedError("the job's state changed meanwhile; look at `tmrun status` and try again")
+        for host in hosts:
+            click.echo(f"{host} is a standby again")

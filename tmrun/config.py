@@ -1,0 +1,42 @@
+"""What a launcher tells its agents, as one JSON file in the job's runtime folder.
+
+May not know: where the values come from (flags, environment, files), what is done with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tmrun.core import codec
+
+ENV_ETCD_PASSWORD = "TMRUN_ETCD_PASSWORD"
+"""Password for the store; passed by environment only, never in argv or files."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """One agent's identity and surroundings. ``address``: how other hosts reach this one."""
+
+    job: str
+    host: str
+    endpoints: str
+    address: str
+    runtime_dir: str
+    marker: str
+    """Value of $TMRUN_MARKER in every process of this launcher; what the sweeper looks for."""
+    parent_pid: int
+    etcd_user: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    grace_s: float = 10.0
+    """From SIGTERM to SIGKILL."""
+
+    def save(self, path: Path) -> None:
+        """Write, readable by the owner only."""
+        path.touch(mode=0o600)
+        path.write_text(codec.encode(self))
+
+    @staticmethod
+    def load(path: Path) -> AgentConfig:
+        """Read what ``save`` wrote."""
+        return codec.decode(AgentConfig, path.read_text())

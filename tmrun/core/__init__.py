@@ -1,0 +1,1 @@
+"""Pure decisions and their values: no I/O, no time, no torch."""

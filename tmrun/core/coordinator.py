@@ -1,0 +1,294 @@
+"""What the elected coordinator does next: one transaction at most, and why.
+
+    no map          -> enough hosts? start epoch 1
+    open migration  -> judge it (``migration``)
+    a slot failed   -> the program's own error: end (or restart within the budget); a lost machine: move the slot to a standby,
+                       restart everybody when moving is impossible, wait when no standby is warm
+    ... no more     -> workers that an aborted migration has parked go on: a migration without moves
+    a drain is open -> move the host's slots; finish the request when its processes are confirmed gone
+    all slots done  -> end
+
+``decide`` is pure and level-triggered: it may be repeated by anybody at any time. The only memory is ``Timers``, durations on the
+coordinator's own clock, and losing it costs time, never safety. May not know: stores, threads, who executes the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tmrun.core import migration as judging
+from tmrun.core import planner, transactions
+from tmrun.core.membership import Job
+from tmrun.core.model import End, JobState, Kind, Migration, Operation, OpState, RankMap, Seat, Spec, Trouble
+from tmrun.core.txn import Txn
+
+MAX_ABORTS = 5
+"""Failure migrations that may be aborted in a row before the workers are restarted instead."""
+MACHINE_RESTARTS = 10
+"""Restarts of the whole job that lost machines may cost; ``--max-restarts`` bounds those that the program itself causes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """When this coordinator first saw something, by its own monotonic clock."""
+
+    seen: Mapping[str, float] = field(default_factory=dict)
+
+    def since(self, what: str, now: float) -> float:
+        """Seconds since ``what`` began, 0 if it has not."""
+        return now - self.seen.get(what, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``say`` is the line for the operator once the transaction has succeeded (empty: not worth one)."""
+
+    txn: Txn | None
+    reason: str
+    say: str = ""
+
+
+def observe(timers: Timers, job: Job, now: float) -> Timers:
+    """Start and stop the timers that ``decide`` asks for."""
+    going = set()
+    if job.spec and job.map is None and len(job.members) >= job.spec.nnodes:
+        going.add("enough")
+    if job.open_migration:
+        going.add(f"migration {job.open_migration.id}")
+        if any(v.value.workers for v in job.votes.values()):
+            going.add(f"parked {job.open_migration.id}")
+    if job.map:
+        going |= {f"gone {i} {s.incarnation}" for i, s in enumerate(job.map.seats) if not job.alive(s)}
+        if _failed(job) and not planner.standbys(job):
+            going.add("no standby")
+    return Timers({what: timers.seen.get(what, now) for what in going})
+
+
+def decide(job: Job, timers: Timers, now: float) -> Decision:
+    """The coordinator's next transaction. ``job.leader`` is me; ``now`` in seconds of the clock of ``observe``."""
+    if job.spec is None or job.end is not None:
+        return Decision(None, "the job has ended" if job.end else "no job yet")
+    if job.map is None:
+        return _rendezvous(job, job.spec, timers, now)
+    if job.open_migration:
+        return _migrate(job, timers, now)
+    for rule in (_all_done, _failures, _resync, _drains):
+        decision = rule(job, job.spec, job.map, timers, now)
+        if decision is not None:
+            return decision
+    return Decision(None, "steady")
+
+
+def _rendezvous(job: Job, spec: Spec, timers: Timers, now: float) -> Decision:
+    seats = planner.first_seats(job)
+    if len(seats) < spec.nnodes:
+        return Decision(None, f"waiting for nodes: {len(seats)} of {spec.nnodes} are here")
+    waited = timers.since("enough", now)
+    if len(job.members) < spec.nnodes + spec.standby and waited < spec.join_wait_s:
+        return Decision(None, f"waiting {spec.join_wait_s - waited:.0f} s more for standbys")
+    txn = transactions.start(job, seats, Kind.INITIAL, "launch")
+    return Decision(txn, "enough nodes", "epoch 1: " + _seats_text(job.spec, seats))
+
+
+def _seats_text(spec: Spec | None, seats: tuple[Seat, ...]) -> str:
+    assert spec is not None
+    return ", ".join(f"{s.host} ranks {rank_text(spec.ranks(i))}" for i, s in enumerate(seats))
+
+
+def rank_text(ranks: tuple[int, ...]) -> str:
+    """(4, 5, 6, 7) -> ``4-7``."""
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def _migrate(job: Job, timers: Timers, now: float) -> Decision:
+    current = job.open_migration
+    assert current is not None and job.spec is not None
+    verdict = judging.judge(job, current, timers.since(f"migration {current.id}", now))
+    if isinstance(verdict, judging.Wait):
+        return Decision(None, verdict.reason)
+    if isinstance(verdict, judging.Abort):
+        return Decision(transactions.abort(job, verdict.reason), verdict.reason, f"migration {current.id} aborted: {verdict.reason}")
+    doubt = [m.slot for m in current.moves if current.kind is Kind.FAILURE and not _confirmed(job, m.slot)]
+    if doubt and timers.since(f"parked {current.id}", now) < job.spec.lease_ttl_s:
+        return Decision(None, f"{_what(job, doubt[0])}: presumed dead, its agent has one lease time to end workers that were cut off")
+    txn = transactions.commit(job, verdict.resume, verdict.guarded)
+    kept = job.spec.nnodes - len(current.moves)
+    say = f"committed epoch {job.epoch + 1} at step {verdict.resume.target}; stayers kept: {kept} nodes, {kept * job.spec.nproc} processes"
+    return Decision(txn, "all votes are in", say)
+
+
+def _all_done(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
+    if len(job.done) < len(current.seats):
+        return None
+    return _end(job, JobState.SUCCEEDED, 0, "all workers finished")
+
+
+def _end(job: Job, state: JobState, code: int, reason: str) -> Decision:
+    return Decision(transactions.end_job(job, End(state, code, reason), as_leader=True), reason, f"job {state.value}: {reason}")
+
+
+def _failed(job: Job) -> list[int]:
+    assert job.map is not None
+    return [i for i, s in enumerate(job.map.seats) if i not in job.done and (job.trouble(i) or not job.alive(s))]
+
+
+def _failures(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
+    failed = _failed(job)
+    if not failed:
+        return None
+    if job.done:
+        return _end(job, JobState.FAILED, _exit_code(job, failed), f"{_what(job, failed[0])} after others had finished")
+    software = [job.troubles[i] for i in failed if job.trouble(i) and job.troubles[i].software]
+    if software:
+        return _program_error(job, spec, software[0])
+    unsure = [
+        i for i in failed if not _confirmed(job, i) and timers.since(f"gone {i} {current.seats[i].incarnation}", now) < spec.lease_ttl_s
+    ]
+    if unsure:
+        return Decision(None, f"{_what(job, unsure[0])}: presumed dead, acting after one more lease time")
+    held = [i for i in failed if i in job.runs]
+    if held:
+        return Decision(None, f"slot {held[0]} is still claimed by {job.runs[held[0]].value.host}")
+    if _immovable(job):
+        return _restart(job, MACHINE_RESTARTS + spec.max_restarts, f"{_what(job, failed[0])}; {_immovable(job)}", _exit_code(job, failed))
+    return _replace(job, spec, failed, timers, now)
+
+
+def _program_error(job: Job, spec: Spec, trouble: Trouble) -> Decision:
+    what = f"{trouble.host} rank {trouble.rank}: {trouble.text}"
+    return _restart(job, spec.max_restarts, what, trouble.exit_code)
+
+
+def _restart(job: Job, budget: int, reason: str, exit_code: int) -> Decision:
+    assert job.spec is not None
+    if job.restarts >= budget:
+        return _end(job, JobState.FAILED, exit_code, reason if budget == 0 else f"{reason} (after {job.restarts} restarts)")
+    seats = planner.first_seats(job)
+    if len(seats) < job.spec.nnodes:
+        return Decision(None, f"waiting for nodes to restart: {len(seats)} of {job.spec.nnodes} are here")
+    txn = transactions.start(job, seats, Kind.RESTART, reason)
+    return Decision(txn, reason, f"restarting all workers (restart {job.restarts + 1}): {reason}")
+
+
+def _replace(job: Job, spec: Spec, failed: list[int], timers: Timers, now: float) -> Decision:
+    plan = planner.plan_moves(job, failed)
+    if not plan.short:
+        reason = "; ".join(_what(job, i) for i in failed)
+        txn = transactions.propose(job, Kind.FAILURE, plan.moves, "", reason)
+        return Decision(txn, reason, f"{reason}. plan: {_plan_text(job, plan)}")
+    waited = timers.since("no standby", now)
+    if waited > spec.node_wait_s and not planner.standbys(job, warm_only=False):
+        return _end(job, JobState.FAILED, _exit_code(job, failed), f"{_what(job, failed[0])}; no standby within {spec.node_wait_s:.0f} s")
+    return Decision(None, f"{_what(job, failed[0])}; {plan.why}")
+
+
+def _plan_text(job: Job, plan: planner.Plan) -> str:
+    assert job.spec is not None
+    return ", ".join(f"slot {m.slot} (ranks {rank_text(job.spec.ranks(m.slot))}) {m.leaver.host} -> {m.joiner.host}" for m in plan.moves)
+
+
+def _confirmed(job: Job, slot: int) -> bool:
+    """Dead beyond doubt: reported by its own agent, by whoever saw the agent exit, or by a newer life of the same host."""
+    assert job.map is not None
+    seat = job.map.seats[slot]
+    note = job.obituaries.get(seat.host)
+    return job.trouble(slot) is not None or seat.host in job.members or (note is not None and note.incarnation == seat.incarnation)
+
+
+def _what(job: Job, slot: int) -> str:
+    assert job.map is not None
+    seat = job.map.seats[slot]
+    trouble = job.trouble(slot)
+    return f"{seat.host} rank {trouble.rank}: {trouble.text}" if trouble else f"{seat.host} is gone (slot {slot})"
+
+
+def _exit_code(job: Job, failed: list[int]) -> int:
+    return next((job.troubles[i].exit_code for i in failed if job.trouble(i)), 1)
+
+
+def _immovable(job: Job) -> str:
+    """Why moving cannot work: the last attempt said so, or too many in a row were aborted. Empty: try."""
+    if not job.movable:
+        return "the workers have not reached run.steps yet"
+    tried = [m for m in job.aborted if m.kind is Kind.FAILURE]
+    if tried and tried[-1].reason.startswith(judging.IMMOVABLE):
+        return tried[-1].reason
+    return _too_often(tried)
+
+
+def _too_often(tried: list[Migration]) -> str:
+    return f"{len(tried)} migrations in a row were aborted, the last: {tried[-1].reason}" if len(tried) >= MAX_ABORTS else ""
+
+
+def _parked(job: Job) -> Migration | None:
+    """The aborted failure migration for which workers were told to stop, if nothing has been committed since."""
+    return job.aborted[-1] if job.aborted and job.aborted[-1].kind is Kind.FAILURE else None
+
+
+def _resync(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
+    """Workers are parked and nobody has failed (any more): a migration without moves lets them agree on a step and go on."""
+    parked = _parked(job)
+    if parked is None or job.done:
+        return None
+    if _immovable(job):
+        return _restart(job, MACHINE_RESTARTS + spec.max_restarts, _immovable(job), 1)
+    reason = f"all ranks are alive again (migration {parked.id}: {parked.reason})"
+    return Decision(transactions.propose(job, Kind.FAILURE, (), "", reason), reason, f"{reason}; going on in place")
+
+
+def _drains(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
+    if job.done:
+        return Decision(None, "the job is ending: workers of a slot have finished")
+    why = ""
+    for op in job.open_ops():
+        if op.verb != "drain":
+            continue
+        slots = [i for i, s in enumerate(current.seats) if s.host in op.hosts and i not in job.done]
+        decision = _propose_drain(job, op, slots) if slots else _finish_drain(job, op)
+        if decision.txn is not None:
+            return decision
+        why = decision.reason
+    return Decision(None, why) if why else None
+
+
+def _finish_drain(job: Job, op: Operation) -> Decision:
+    busy = [h for h in op.hosts if job.runs_on(h)]
+    if busy:
+        return Decision(None, f"waiting for the processes of {', '.join(busy)} to end")
+    detail = f"{', '.join(op.hosts)} drained (safe to power off)"
+    return Decision(transactions.finish_op(job, op, OpState.DONE, detail), detail, detail)
+
+
+def _propose_drain(job: Job, op: Operation, slots: list[int]) -> Decision:
+    if not all(i in job.runs and job.runs[i].value.joined for i in range(len(job.map.seats if job.map else ()))):
+        return Decision(None, "waiting for all workers to reach run.steps")
+    failed = _too_often([m for m in job.aborted if m.op == op.id])
+    if failed:
+        return Decision(transactions.finish_op(job, op, OpState.FAILED, failed), failed, f"drain {op.id} failed: {failed}")
+    plan = planner.plan_moves(job, slots, op.to)
+    if not plan.moves:
+        return Decision(None, plan.why)
+    txn = transactions.propose(job, Kind.DRAIN, plan.moves, op.id, op.reason)
+    return Decision(txn, plan.why, f"plan: {_plan_text(job, plan)}")
+
+
+def job_state(job: Job) -> tuple[JobState, str]:
+    """(state, why) for people."""
+    if job.end:
+        return job.end.state, job.end.reason
+    if job.map is None or job.spec is None:
+        return JobState.RENDEZVOUS, _rendezvous(job, job.spec, Timers(), 0).reason if job.spec else "no job yet"
+    failed = _failed(job)
+    if job.open_migration:
+        return (
+            JobState.RECOVERING if failed else JobState.MIGRATING
+        ), f"migration {job.open_migration.id} ({job.open_migration.kind.value})"
+    if failed and not planner.standbys(job):
+        return JobState.WAITING, _replace(job, job.spec, failed, Timers(), 0).reason
+    if failed:
+        return JobState.RECOVERING, _what(job, failed[0])
+    parked = _parked(job)
+    if parked:
+        return JobState.RECOVERING, f"migration {parked.id} was aborted: {parked.reason}"
+    return JobState.RUNNING, ""

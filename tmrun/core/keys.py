@@ -1,0 +1,157 @@
+"""The etcd key layout: build and parse, nothing else.
+
+    /tmrun/v1/{job}/ctl/...    protocol state; agents watch it
+        spec  term  leader  head  end
+        members/{host}  obituary/{host}  admin/{host}
+        map/{epoch}  comm/{epoch}  migration/{id}  vote/{id}/{host}
+        run/{slot}  trouble/{slot}  done/{slot}
+        op/{id}
+    /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
+    /tmrun/v1/{job}/log/...    for people: progress/{host}, timing/{epoch}/{rank}, events/{host}/{number}; agents never read it
+
+Numbers in keys are padded, so that key order is numeric order. May not know: what the values mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROOT = "/tmrun/v1/"
+
+
+def jobs_prefix() -> str:
+    """Everything of every job."""
+    return ROOT
+
+
+def job_of(key: str) -> str:
+    """The job a key belongs to."""
+    assert key.startswith(ROOT), key
+    return key[len(ROOT) :].split("/", 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one job."""
+
+    job: str
+
+    @property
+    def root(self) -> str:
+        """Prefix of everything of the job."""
+        return f"{ROOT}{self.job}/"
+
+    @property
+    def ctl(self) -> str:
+        """Prefix of the protocol state."""
+        return f"{self.root}ctl/"
+
+    @property
+    def log(self) -> str:
+        """Prefix of what is only for people."""
+        return f"{self.root}log/"
+
+    @property
+    def spec(self) -> str:
+        """What was launched."""
+        return f"{self.ctl}spec"
+
+    @property
+    def term(self) -> str:
+        """Number of the last election."""
+        return f"{self.ctl}term"
+
+    @property
+    def leader(self) -> str:
+        """The coordinator, leased."""
+        return f"{self.ctl}leader"
+
+    @property
+    def head(self) -> str:
+        """The compare-and-swap point."""
+        return f"{self.ctl}head"
+
+    @property
+    def end(self) -> str:
+        """How the job ended."""
+        return f"{self.ctl}end"
+
+    def member(self, host: str) -> str:
+        """A registration, leased."""
+        return f"{self.ctl}members/{host}"
+
+    def obituary(self, host: str) -> str:
+        """A confirmed death."""
+        return f"{self.ctl}obituary/{host}"
+
+    def admin(self, host: str) -> str:
+        """What operators want of a host."""
+        return f"{self.ctl}admin/{host}"
+
+    def map(self, epoch: int) -> str:
+        """A committed map."""
+        return f"{self.ctl}map/{epoch:08d}"
+
+    def comm(self, epoch: int) -> str:
+        """Bootstrap ids of the communicators that changed."""
+        return f"{self.ctl}comm/{epoch:08d}"
+
+    def migration(self, number: int) -> str:
+        """A migration."""
+        return f"{self.ctl}migration/{number:08d}"
+
+    def vote(self, migration: int, host: str) -> str:
+        """A node's answer."""
+        return f"{self.ctl}vote/{migration:08d}/{host}"
+
+    def run(self, slot: int) -> str:
+        """Who runs a slot, leased."""
+        return f"{self.ctl}run/{slot:06d}"
+
+    def trouble(self, slot: int) -> str:
+        """A slot whose workers are gone."""
+        return f"{self.ctl}trouble/{slot:06d}"
+
+    def done(self, slot: int) -> str:
+        """A slot whose workers ended well."""
+        return f"{self.ctl}done/{slot:06d}"
+
+    @property
+    def troubles(self) -> str:
+        """Prefix of all troubles."""
+        return f"{self.ctl}trouble/"
+
+    @property
+    def dones(self) -> str:
+        """Prefix of all ends of slots."""
+        return f"{self.ctl}done/"
+
+    def op(self, op_id: str) -> str:
+        """An operator's request."""
+        return f"{self.ctl}op/{op_id}"
+
+    def kv(self, key: str) -> str:
+        """A key of c10d's Store."""
+        return f"{self.root}kv/{key}"
+
+    def progress(self, host: str) -> str:
+        """How far a node is, leased."""
+        return f"{self.log}progress/{host}"
+
+    def timing(self, epoch: int, rank: int) -> str:
+        """A worker's account of a switch."""
+        return f"{self.log}timing/{epoch:08d}/{rank:06d}"
+
+    def event(self, host: str, number: int) -> str:
+        """One line of the job's story."""
+        return f"{self.log}events/{host}/{number:08d}"
+
+    @property
+    def events(self) -> str:
+        """Prefix of all events."""
+        return f"{self.log}events/"
+
+    def parse(self, key: str) -> tuple[str, tuple[str, ...]]:
+        """Key under ctl or log -> (kind, rest), e.g. ``vote``, (``00000003``, ``node1``)."""
+        rest = key[len(self.root) :].split("/")
+        return rest[1], tuple(rest[2:])

@@ -1,0 +1,238 @@
+"""Fold what the store holds into one immutable snapshot of the job; every decision reads exactly one.
+
+``fold`` is a pure function of the key-value pairs, so duplicated or reordered watch events cannot change a decision.
+May not know: how the pairs were read, time, what follows from them (see ``coordinator`` and ``node``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from tmrun.core import codec
+from tmrun.core.keys import Keys
+from tmrun.core.model import (
+    Admin,
+    Comm,
+    Done,
+    End,
+    Head,
+    Host,
+    Leader,
+    Member,
+    Migration,
+    NodeState,
+    Obituary,
+    Operation,
+    OpState,
+    Phase,
+    RankMap,
+    Run,
+    Seat,
+    Spec,
+    Term,
+    Trouble,
+    Vote,
+)
+from tmrun.core.txn import KeyValue
+
+T = TypeVar("T")
+
+RECORDS: dict[str, type[Any]] = {
+    "spec": Spec,
+    "term": Term,
+    "leader": Leader,
+    "head": Head,
+    "end": End,
+    "members": Member,
+    "obituary": Obituary,
+    "admin": Admin,
+    "map": RankMap,
+    "comm": Comm,
+    "migration": Migration,
+    "vote": Vote,
+    "run": Run,
+    "trouble": Trouble,
+    "done": Done,
+    "op": Operation,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Generic[T]):
+    """A record with what is needed to guard on it."""
+
+    value: T
+    key: str
+    created: int
+    modified: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One snapshot of a job's protocol state."""
+
+    keys: Keys
+    spec: Spec | None = None
+    term: Stored[Term] | None = None
+    leader: Stored[Leader] | None = None
+    head: Stored[Head] | None = None
+    end: End | None = None
+    map: RankMap | None = None
+    """The newest committed map."""
+    comm: Comm | None = None
+    """Bootstrap ids that belong to ``map``."""
+    migration: Stored[Migration] | None = None
+    """The newest migration, decided or not."""
+    aborted: tuple[Migration, ...] = ()
+    """Vain attempts to change ``map``, oldest first."""
+    members: Mapping[Host, Stored[Member]] = field(default_factory=dict)
+    obituaries: Mapping[Host, Obituary] = field(default_factory=dict)
+    admins: Mapping[Host, Admin] = field(default_factory=dict)
+    votes: Mapping[Host, Stored[Vote]] = field(default_factory=dict)
+    """Votes on ``migration``."""
+    runs: Mapping[int, Stored[Run]] = field(default_factory=dict)
+    troubles: Mapping[int, Trouble] = field(default_factory=dict)
+    done: Mapping[int, Done] = field(default_factory=dict)
+    ops: Mapping[str, Operation] = field(default_factory=dict)
+    restarts: int = 0
+    """How often the whole job was started anew."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the newest committed map, 0 before the first."""
+        return self.map.epoch if self.map else 0
+
+    @property
+    def open_migration(self) -> Migration | None:
+        """The undecided migration, if any."""
+        if self.head is None or self.migration is None or self.head.value.open != self.migration.value.id:
+            return None
+        return self.migration.value
+
+    def alive(self, seat: Seat) -> bool:
+        """True while this very incarnation is registered."""
+        member = self.members.get(seat.host)
+        return member is not None and member.value.incarnation == seat.incarnation
+
+    def trouble(self, slot: int) -> Trouble | None:
+        """The trouble of a slot, if it concerns the seat that holds it now."""
+        trouble = self.troubles.get(slot)
+        if trouble is None or self.map is None:
+            return None
+        current = self.map.seats[slot] == Seat(trouble.host, trouble.incarnation) and trouble.epoch >= self.map.generation
+        return trouble if current else None
+
+    def draining(self, host: Host) -> bool:
+        """True when the host must not hold ranks any more."""
+        admin = self.admins.get(host)
+        return admin is not None and admin.draining
+
+    def runs_on(self, host: Host) -> bool:
+        """True while an agent of this host holds a slot's run key: its processes may still exist."""
+        return any(r.value.host == host for r in self.runs.values())
+
+    @property
+    def movable(self) -> bool:
+        """True once workers of this generation have reached ``run.steps``: a script that never does can only be restarted."""
+        return any(r.value.joined for r in self.runs.values())
+
+    def open_ops(self) -> list[Operation]:
+        """Operators' requests that are not finished, oldest id first."""
+        return [o for _, o in sorted(self.ops.items()) if o.state is OpState.OPEN]
+
+
+def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
+    """Key-value pairs under ``keys.ctl`` -> snapshot. Raises CodecError for a record of a newer tmrun."""
+    found: dict[str, dict[tuple[str, ...], Stored[Any]]] = {name: {} for name in RECORDS}
+    for kv in entries:
+        kind, rest = keys.parse(kv.key)
+        if kind in RECORDS:
+            found[kind][rest] = Stored(_decode(kind, kv.value), kv.key, kv.create_revision, kv.mod_revision)
+    head = found["head"].get(())
+    newest_map = found["map"].get((f"{head.value.epoch:08d}",)) if head else None
+    comm = found["comm"].get((f"{head.value.epoch:08d}",)) if head else None
+    migration = found["migration"].get((f"{head.value.last:08d}",)) if head else None
+    end = found["end"].get(())
+    spec = found["spec"].get(())
+    return Job(
+        keys=keys,
+        spec=spec.value if spec else None,
+        term=found["term"].get(()),
+        leader=found["leader"].get(()),
+        head=head,
+        end=end.value if end else None,
+        map=newest_map.value if newest_map else None,
+        comm=comm.value if comm else None,
+        migration=migration,
+        aborted=_aborted([m.value for _, m in sorted(found["migration"].items())], newest_map.value if newest_map else None),
+        members={Host(k[0]): v for k, v in found["members"].items()},
+        obituaries={Host(k[0]): v.value for k, v in found["obituary"].items()},
+        admins={Host(k[0]): v.value for k, v in found["admin"].items()},
+        votes={Host(k[1]): v for k, v in found["vote"].items() if migration and int(k[0]) == migration.value.id},
+        runs={int(k[0]): v for k, v in found["run"].items()},
+        troubles={int(k[0]): v.value for k, v in found["trouble"].items()},
+        done={int(k[0]): v.value for k, v in found["done"].items()},
+        ops={k[0]: v.value for k, v in found["op"].items()},
+        restarts=sum(1 for m in found["map"].values() if m.value.kind.value == "restart"),
+    )
+
+
+def _aborted(migrations: Iterable[Migration], current: RankMap | None) -> tuple[Migration, ...]:
+    return tuple(m for m in migrations if current is not None and m.base_epoch == current.epoch and m.phase is Phase.ABORTED)
+
+
+@lru_cache(maxsize=8192)
+def _decode(kind: str, text: str) -> Any:
+    return codec.decode(RECORDS[kind], text)
+
+
+def natural(host: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key under which node2 comes before node10."""
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", host) if part)
+
+
+def known_hosts(job: Job) -> list[Host]:
+    """Every host that is registered, seated or under an operator's order, in natural order."""
+    hosts = set(job.members) | set(job.admins)
+    if job.map:
+        hosts |= {s.host for s in job.map.seats}
+    return sorted(hosts, key=natural)
+
+
+def node_state(job: Job, host: Host) -> tuple[NodeState, str]:
+    """(state, why) of one node: the states partition the nodes."""
+    member = job.members.get(host)
+    slot = job.map.slot_of_host(host) if job.map else None
+    admin = job.admins.get(host)
+    if slot is not None:
+        return _seated_state(job, host, slot)
+    if admin is not None and admin.draining:
+        why = admin.reason or "drained"
+        return (NodeState.DRAINING if job.runs_on(host) else NodeState.DRAINED), why
+    if member is None:
+        return NodeState.DOWN, "not registered"
+    if member.value.fault:
+        return NodeState.FAILED, member.value.fault
+    if job.map is None:
+        return NodeState.JOINING, "waiting for the first map"
+    if member.value.warm:
+        return NodeState.STANDBY, "warm"
+    return NodeState.WARMING, "rehearsing" if job.movable else "rehearses once the workers have reached run.steps"
+
+
+def _seated_state(job: Job, host: Host, slot: int) -> tuple[NodeState, str]:
+    assert job.map is not None
+    seat = job.map.seats[slot]
+    trouble = job.trouble(slot)
+    if not job.alive(seat):
+        return NodeState.DOWN, "its lease is gone"
+    if trouble:
+        return NodeState.FAILED, trouble.text
+    admin = job.admins.get(host)
+    if admin is not None and admin.draining:
+        return NodeState.DRAINING, admin.reason
+    return NodeState.ACTIVE, ""

@@ -1,0 +1,125 @@
+"""Judge the open migration: commit, abort or wait. Level-triggered: any coordinator comes to the same verdict from the store alone.
+
+                      all required votes say yes
+    preparing ────────────────────────────────────> committed      (the map of base_epoch + 1)
+        │  a joiner or voter is gone, a vote says no,
+        │  the request was cancelled, the deadline passed
+        └──────────────────────────────────────────> aborted       (presumed abort: nothing was promised before the commit)
+
+Required votes: the joiners, all stayers (every group of theirs that holds a moved rank changes), and the leavers of a drain.
+A drain commits at the one stop step that all votes name. A failure commits the highest next step that any parked worker names:
+somebody who passed the vote of step k proves that all gradients of k were complete. A failure may move nothing: after an aborted one the
+stayers are parked, and if nobody has failed any more (a lost lease was taken again) they only have to agree on the step to go on with.
+May not know: transactions, clocks (``waited_s`` is told).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tmrun.core import planner
+from tmrun.core.membership import Job
+from tmrun.core.model import Host, Kind, Migration, OpState, Resume, Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """``guarded``: hosts whose votes the transaction must guard on."""
+
+    resume: Resume
+    guarded: tuple[Host, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """``immovable``: trying again cannot help; the workers must be started anew."""
+
+    reason: str
+    immovable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do yet, and why."""
+
+    reason: str
+
+
+Verdict = Commit | Abort | Wait
+
+IMMOVABLE = "immovable: "
+"""Prefix of the reason of an aborted migration after which only a restart helps; read by the next coordinator, whoever it is."""
+
+
+def required(job: Job, migration: Migration) -> dict[Seat, str]:
+    """Who must vote -> as what."""
+    assert job.map is not None
+    roles = {seat: "stayer" for slot, seat in enumerate(job.map.seats) if slot not in migration.slots}
+    if migration.kind is Kind.DRAIN:
+        roles |= {m.leaver: "leaver" for m in migration.moves}
+    return roles | {m.joiner: "joiner" for m in migration.moves}
+
+
+def judge(job: Job, migration: Migration, waited_s: float) -> Verdict:
+    """The verdict on ``migration``, which is open in ``job``; ``waited_s`` since this coordinator first saw it."""
+    assert job.spec is not None
+    roles = required(job, migration)
+    return _obstacle(job, migration, roles) or _count(job, migration, roles) or _overdue(job, roles, waited_s)
+
+
+def _obstacle(job: Job, migration: Migration, roles: dict[Seat, str]) -> Abort | None:
+    assert job.map is not None
+    if job.done:
+        return Abort("the job is ending: workers of a slot have finished")
+    op = job.ops.get(migration.op)
+    if op is not None and op.state is not OpState.OPEN:
+        return Abort(f"request {op.id} was {op.state.value}")
+    if migration.kind is Kind.FAILURE:
+        for move in migration.moves:
+            if move.slot in job.runs or (job.alive(move.leaver) and not job.trouble(move.slot)):
+                return Abort(f"{move.leaver.host} is back")
+    for seat, role in roles.items():
+        if not job.alive(seat):
+            return Abort(f"{role} {seat.host} is gone")
+        slot = job.map.slot_of(seat)
+        if role != "joiner" and slot is not None and job.trouble(slot):
+            return Abort(f"{role} {seat.host} failed: {job.troubles[slot].text}")
+        vote = job.votes.get(seat.host)
+        if vote is not None and vote.value.incarnation == seat.incarnation and not vote.value.yes:
+            reason = f"{role} {seat.host}: {vote.value.reason}"
+            immovable = migration.kind is Kind.FAILURE and role == "stayer"
+            return Abort((IMMOVABLE if immovable else "") + reason, immovable)
+    return None
+
+
+def _count(job: Job, migration: Migration, roles: dict[Seat, str]) -> Commit | Abort | None:
+    votes = [job.votes[s.host].value for s in roles if s.host in job.votes]
+    if len(votes) < len(roles):
+        return None
+    guarded = tuple(s.host for s, role in roles.items() if role != "stayer")
+    if migration.kind is Kind.DRAIN:
+        stops = {v.stop_step for v in votes if v.stop_step is not None}
+        if len(stops) != 1:
+            return Abort(f"votes name different stop steps: {sorted(stops)}")
+        return Commit(Resume(stops.pop()), guarded)
+    return _count_failure(job, migration, guarded)
+
+
+def _count_failure(job: Job, migration: Migration, guarded: tuple[Host, ...]) -> Commit | Abort:
+    assert job.spec is not None
+    workers = planner.worker_votes([v.value for v in job.votes.values()])
+    moved = [rank for m in migration.moves for rank in job.spec.ranks(m.slot)]
+    if not workers:
+        return Abort(IMMOVABLE + "no worker survived", True)
+    resume = planner.resume(moved, workers)
+    if resume is None:
+        return Abort(IMMOVABLE + f"no live replica of the state of ranks {moved}", True)
+    return Commit(resume, guarded)
+
+
+def _overdue(job: Job, roles: dict[Seat, str], waited_s: float) -> Verdict:
+    assert job.spec is not None
+    missing = ", ".join(f"{role} {s.host}" for s, role in roles.items() if s.host not in job.votes)
+    if waited_s > job.spec.prepare_deadline_s:
+        return Abort(f"not prepared within {job.spec.prepare_deadline_s:.0f} s: {missing}")
+    return Wait(f"waiting for the votes of {missing}")

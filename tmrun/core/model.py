@@ -1,0 +1,354 @@
+"""The nouns of the control plane, as immutable values.
+
+Every record that is stored is one of these (``codec`` writes it, ``keys`` says where). May not know: stores, sockets, time, torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType
+
+Host = NewType("Host", str)
+"""A node's name, unique in the job."""
+Incarnation = NewType("Incarnation", str)
+"""One life of an agent process; a restarted agent has another."""
+
+
+class Kind(str, Enum):
+    """Why a map replaces another. ``initial`` and ``restart`` start every worker anew; the others move single slots."""
+
+    INITIAL = "initial"
+    DRAIN = "drain"
+    FAILURE = "failure"
+    RESTART = "restart"
+
+
+class Phase(str, Enum):
+    """Where a migration stands. Absent phase change for long = its coordinator died; the next one adopts or aborts it."""
+
+    PREPARING = "preparing"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class OpState(str, Enum):
+    """Where an operator's request stands."""
+
+    OPEN = "open"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class JobState(str, Enum):
+    """What ``status`` says of a job."""
+
+    RENDEZVOUS = "rendezvous"
+    RUNNING = "running"
+    MIGRATING = "migrating"
+    WAITING = "waiting_for_nodes"
+    RECOVERING = "recovering"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class NodeState(str, Enum):
+    """What ``status`` says of a node."""
+
+    JOINING = "joining"
+    WARMING = "warming"
+    STANDBY = "standby"
+    ACTIVE = "active"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    FAILED = "failed"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What was launched; written once. ``command`` is what follows the flags: script (or ``-m module``) and its arguments."""
+
+    nnodes: int
+    nproc: int
+    standby: int
+    command: tuple[str, ...]
+    max_restarts: int = 3
+    lease_ttl_s: int = 15
+    join_wait_s: float = 30.0
+    prepare_deadline_s: float = 300.0
+    node_wait_s: float = 600.0
+
+    @property
+    def world(self) -> int:
+        """WORLD_SIZE, constant for the life of the job."""
+        return self.nnodes * self.nproc
+
+    def ranks(self, slot: int) -> tuple[int, ...]:
+        """Global ranks of a slot, in local-rank order."""
+        return tuple(range(slot * self.nproc, (slot + 1) * self.nproc))
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Who holds a slot: a host in one of its lives."""
+
+    host: Host
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A live registration, under the agent's lease. ``warm``: its standby processes have rehearsed and are parked."""
+
+    host: Host
+    incarnation: Incarnation
+    address: str
+    pid: int
+    version: str
+    warm: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+    fault: str = ""
+    """Why this node cannot be a standby (its rehearsal fails); empty when it can."""
+
+    @property
+    def seat(self) -> Seat:
+        """This member as a map would name it."""
+        return Seat(self.host, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Number of the last election; rises strictly."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The elected coordinator, under its lease."""
+
+    host: Host
+    incarnation: Incarnation
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The one compare-and-swap point. ``open``: id of the undecided migration or 0. ``last``: highest migration id ever used."""
+
+    epoch: int
+    open: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One slot's change of seat."""
+
+    slot: int
+    leaver: Seat
+    joiner: Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """How everybody goes on after a migration.
+
+    ``target``: the step that runs next. ``sources``: moved rank -> rank that sends it its state. ``witness``: moved rank -> rank that
+    passed the last vote before ``target`` and so knows what the moved rank said in it (random state, data position).
+    """
+
+    target: int
+    sources: dict[int, int] = field(default_factory=dict)
+    witness: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankMap:
+    """The committed map of one epoch: ``seats[slot]``. Never rewritten.
+
+    ``generation``: epoch at which all workers last started from scratch.
+    """
+
+    epoch: int
+    kind: Kind
+    seats: tuple[Seat, ...]
+    generation: int
+    migration: int = 0
+    moves: tuple[Move, ...] = ()
+    resume: Resume = Resume(0)
+    reason: str = ""
+
+    def slot_of(self, seat: Seat) -> int | None:
+        """The slot this exact incarnation holds, if any."""
+        return self.seats.index(seat) if seat in self.seats else None
+
+    def slot_of_host(self, host: Host) -> int | None:
+        """The slot any incarnation of this host holds, if any."""
+        return next((i for i, s in enumerate(self.seats) if s.host == host), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """A proposed change from ``base_epoch`` to the next, and how it ended."""
+
+    id: int
+    base_epoch: int
+    term: int
+    kind: Kind
+    moves: tuple[Move, ...]
+    generation: int
+    phase: Phase = Phase.PREPARING
+    op: str = ""
+    reason: str = ""
+
+    @property
+    def slots(self) -> frozenset[int]:
+        """The slots that move."""
+        return frozenset(m.slot for m in self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerVote:
+    """What one parked worker said in a failure: the step it is in, the step it would run next, whose replica it is."""
+
+    rank: int
+    step: int
+    next_step: int
+    covers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A node's write-once answer: my workers are prepared, have not passed ``stop_step`` and will wait there."""
+
+    host: Host
+    incarnation: Incarnation
+    yes: bool
+    reason: str = ""
+    stop_step: int | None = None
+    workers: tuple[WorkerVote, ...] = ()
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Comm:
+    """Bootstrap ids of the communicators that changed at an epoch: group name -> id under which its members find each other.
+
+    The *delta unique ids* that workers re-read at the barrier (TrainMover, OSDI 2026, two-phase delta CCL).
+    """
+
+    epoch: int
+    ids: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Mutual exclusion: who runs the processes of a slot, under that agent's lease."""
+
+    slot: int
+    host: Host
+    incarnation: Incarnation
+    epoch: int
+    pids: tuple[int, ...] = ()
+    joined: bool = False
+    """All workers reached ``run.steps``: from here on ranks can be moved instead of restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A live agent reports that its workers of a slot are gone (all of them, confirmed), and what was seen first."""
+
+    slot: int
+    host: Host
+    incarnation: Incarnation
+    epoch: int
+    rank: int
+    exit_code: int
+    """As a shell shows it: the worker's own code, 128 + n for a signal."""
+    text: str
+    software: bool
+    """True when the program itself gave up (an exception, a non-zero exit); such an error follows the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obituary:
+    """Someone who can know (the launcher that saw the agent exit) confirms that this incarnation and its workers are dead."""
+
+    host: Host
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All workers of a slot ended with exit code 0."""
+
+    slot: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """What operators want of a host. ``draining`` implies that it is never chosen as a joiner."""
+
+    host: Host
+    draining: bool = False
+    reason: str = ""
+    op: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operator's request, idempotent by its id."""
+
+    id: str
+    verb: str
+    hosts: tuple[Host, ...]
+    reason: str = ""
+    to: str = ""
+    state: OpState = OpState.OPEN
+    detail: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the job ended; written once. ``exit_code`` is what every launcher of the job returns."""
+
+    state: JobState
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a node's workers are; ``step_s`` is the median duration of the last steps in seconds, 0 if unknown."""
+
+    host: Host
+    step: int
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One worker's own account of a switch, seconds of its own clock; ``role`` is stayer or joiner."""
+
+    rank: int
+    role: str
+    phases: dict[str, float] = field(default_factory=dict)
+    bytes: int = 0
+    redo_s: float = 0.0
+    pause_s: float = 0.0
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the job's story. ``time`` is the writer's wall clock, for people only; nothing is decided by it."""
+
+    time: float
+    host: Host
+    text: str

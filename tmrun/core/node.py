@@ -1,0 +1,538 @@
+"""One node: what its agent knows (``Node``), what it learns (facts, ``observe``), what it does next (effects, ``reconcile``).
+
+The workers of a node are one *group*: they start, move and end together.
+
+    no group ──seated by a start map──> active ──all exit 0──> done          (release the slot, say so)
+       │                                │  └──commit names another seat──> left   (state handed over; then release)
+       │                                └──any exits otherwise──> trouble    (kill the rest, release the slot, say what was seen)
+       └──no seat, not draining──> standby ──commit names me──> active
+
+Level-triggered: ``reconcile`` compares what is wanted (the snapshot) with what is there (the node) and returns one effect; the shell
+executes it, feeds the facts back and asks again. Safe at any time, any number of times; nothing is remembered that the store knows.
+May not know: processes, sockets, stores, clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from tmrun.core import migration as judging
+from tmrun.core import transactions
+from tmrun.core.membership import Job
+from tmrun.core.model import Done, Host, Incarnation, JobState, Kind, Migration, Phase, RankMap, Run, Seat, Trouble, Vote, WorkerVote
+from tmrun.core.txn import Txn
+
+MAX_STANDBY_FAILURES = 3
+"""Rehearsals that may fail in a row before the node is no standby any more."""
+
+
+class Purpose(str, Enum):
+    """What a group of workers is for."""
+
+    ACTIVE = "active"
+    STANDBY = "standby"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one worker said about a migration: prepared, or refused with a reason."""
+
+    stop_step: int | None = None
+    vote: WorkerVote | None = None
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The worker processes of this node. ``slot``: the one they hold, or rehearse for (standby)."""
+
+    purpose: Purpose
+    slot: int
+    epoch: int
+    generation: int
+    pids: tuple[int, ...]
+    exits: Mapping[int, int] = field(default_factory=dict)
+    """local rank -> exit code as a shell shows it (128 + n for a signal), in the order of their ends."""
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """local rank -> what is known of why it ended."""
+    joined: frozenset[int] = frozenset()
+    warm: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
+    migration: int = 0
+    """The migration that the workers were last asked to prepare for."""
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+    abort_sent: int = 0
+    commit_sent: int = 0
+    """The epoch of the last Commit sent."""
+    killed: str = ""
+    """Why the agent killed them, if it did."""
+
+    @property
+    def gone(self) -> bool:
+        """Every process is confirmed to have ended."""
+        return len(self.exits) == len(self.pids)
+
+    @property
+    def failed(self) -> bool:
+        """Some process ended otherwise than with 0."""
+        return any(self.exits.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What an agent knows of itself."""
+
+    me: Seat
+    lease: int
+    group: Group | None = None
+    started_generation: int = 0
+    standby_failures: int = 0
+    standby_error: str = ""
+
+
+# -- facts --------------------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """Processes were started."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A process ended; ``code`` as a shell shows it."""
+
+    pid: int
+    code: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker reached ``run.steps``."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWarm:
+    """A standby process is parked."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswered:
+    """A worker is prepared for a migration, or refuses."""
+
+    local_rank: int
+    migration: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """A drained worker handed its state over."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message of an effect was written to every worker."""
+
+    effect: Prepare | Commit | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Killing:
+    """The processes were told to end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The group is over and accounted for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The agent has (another) lease."""
+
+    lease: int
+
+
+Fact = Spawned | Exited | WorkerJoined | WorkerWarm | WorkerAnswered | WorkerLeft | Sent | Killing | Forgotten | Leased
+
+
+# -- effects ------------------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start the workers of a slot."""
+
+    purpose: Purpose
+    slot: int
+    epoch: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End the workers; ``gently``: with a signal and a grace period first."""
+
+    reason: str
+    gently: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Tell the workers of ``slot`` to prepare."""
+
+    migration: Migration
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tell the workers to switch to ``map``; ``comm`` is what the store says now of the changed communicators."""
+
+    map: RankMap
+    slot: int
+    comm: Mapping[str, str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Tell the workers that a migration is off."""
+
+    migration: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run a transaction; when it succeeded, ``then`` is a fact and ``say`` is worth a line."""
+
+    txn: Txn
+    reason: str
+    then: Fact | None = None
+    say: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Nothing outside changes; fold this fact."""
+
+    fact: Fact
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """The agent's work is over."""
+
+    exit_code: int
+    reason: str
+
+
+Effect = Spawn | Kill | Prepare | Commit | Abort | Submit | Note | Quit
+
+
+def observe(node: Node, fact: Fact) -> Node:
+    """Fold one fact. A fact about processes that are not (any more) ours changes nothing."""
+    if isinstance(fact, Spawned):
+        started = fact.group.generation if fact.group.purpose is Purpose.ACTIVE else node.started_generation
+        return replace(node, group=fact.group, started_generation=started)
+    if isinstance(fact, Leased):
+        return replace(node, lease=fact.lease)
+    if node.group is None:
+        return node
+    if isinstance(fact, Forgotten):
+        return _forget(node, node.group)
+    return replace(node, group=_observe_group(node.group, fact))
+
+
+def _forget(node: Node, group: Group) -> Node:
+    failed_standby = group.purpose is Purpose.STANDBY and not group.killed
+    errors = " ".join(group.errors.values())
+    failures = node.standby_failures + 1 if failed_standby else 0
+    return replace(node, group=None, standby_failures=failures, standby_error=errors)
+
+
+def _observe_group(group: Group, fact: Fact) -> Group:
+    match fact:
+        case Exited(pid, code, error):
+            return _exited(group, pid, code, error)
+        case WorkerJoined(rank):
+            return replace(group, joined=group.joined | {rank})
+        case WorkerWarm(rank):
+            return replace(group, warm=group.warm | {rank})
+        case WorkerLeft(rank):
+            return replace(group, left=group.left | {rank})
+        case WorkerAnswered(rank, migration, answer):
+            return replace(group, answers={**group.answers, rank: answer}) if migration == group.migration else group
+        case Killing(reason):
+            return replace(group, killed=group.killed or reason)
+        case Sent(effect):
+            return _sent(group, effect)
+        case _:
+            return group
+
+
+def _exited(group: Group, pid: int, code: int, error: str) -> Group:
+    if pid not in group.pids:
+        return group
+    rank = group.pids.index(pid)
+    if rank in group.exits:
+        return group
+    errors = {**group.errors, rank: error} if error else group.errors
+    return replace(group, exits={**group.exits, rank: code}, errors=errors)
+
+
+def _sent(group: Group, effect: Prepare | Commit | Abort) -> Group:
+    if isinstance(effect, Prepare):
+        return replace(group, migration=effect.migration.id, answers={})
+    if isinstance(effect, Abort):
+        return replace(group, abort_sent=effect.migration)
+    stays = effect.slot >= 0
+    purpose = Purpose.ACTIVE if stays else group.purpose
+    slot = effect.slot if stays else group.slot
+    return replace(
+        group, commit_sent=effect.map.epoch, epoch=effect.map.epoch, purpose=purpose, slot=slot, generation=effect.map.generation
+    )
+
+
+def reconcile(node: Node, job: Job) -> Effect | None:
+    """The next effect, or None when all is as wanted."""
+    group = node.group
+    if job.end is not None:
+        return _wind_down(node, job)
+    if job.spec is None or job.map is None:
+        return None
+    if group is None:
+        return _idle(node, job, job.map)
+    if group.failed or group.killed:
+        return _ended_badly(node, job, group)
+    if group.gone:
+        return _ended_well(node, job, group)
+    if group.purpose is Purpose.ACTIVE and group.generation < job.map.generation:
+        return Kill(f"restart as generation {job.map.generation}")
+    if group.purpose is Purpose.STANDBY and _seated_unprepared(node, job, group, job.map):
+        return Kill(f"epoch {job.map.epoch} gives this node ranks that these workers are not prepared for")
+    return _migration(node, job, group) or (_active if group.purpose is Purpose.ACTIVE else _standby)(node, job, group, job.map)
+
+
+def _seated_unprepared(node: Node, job: Job, group: Group, current: RankMap) -> bool:
+    """A standby can become active only by the migration that it prepared; a start map wants new processes."""
+    slot = current.slot_of(node.me)
+    if slot is None or job.trouble(slot) is not None:
+        return False
+    return current.epoch == current.generation or group.migration != current.migration
+
+
+def _wind_down(node: Node, job: Job) -> Effect | None:
+    assert job.end is not None
+    if node.group is not None and not node.group.gone:
+        return None if node.group.killed else Kill(f"job {job.end.state.value}", gently=True)
+    return Quit(job.end.exit_code, f"job {job.end.state.value}: {job.end.reason}")
+
+
+# -- no workers ---------------------------------------------------------------------------------------------------------------------
+def _idle(node: Node, job: Job, current: RankMap) -> Effect | None:
+    slot = current.slot_of(node.me)
+    if slot is not None and not job.trouble(slot) and slot not in job.done:
+        return _start(node, job, current, slot)
+    if slot is not None and slot in job.done:
+        return None
+    return _idle_standby(node, job, current)
+
+
+def _start(node: Node, job: Job, current: RankMap, slot: int) -> Effect | None:
+    if not job.alive(node.me):
+        return None
+    held = job.runs.get(slot)
+    if held is not None and held.value.incarnation != node.me.incarnation:
+        return None
+    if node.started_generation >= current.generation or current.epoch != current.generation:
+        trouble = _trouble(node, current, slot, "died before it took its ranks over")
+        return _submit(transactions.release(job, slot, trouble) if held else transactions.report_trouble(job, trouble))
+    run = Run(slot, node.me.host, node.me.incarnation, current.epoch)
+    if held is None:
+        return _submit(transactions.claim(job, run, node.lease))
+    if held.value != run:
+        return _submit(transactions.update_run(job, run, node.lease))
+    return Spawn(Purpose.ACTIVE, slot, current.epoch, current.generation, f"epoch {current.epoch} gives me slot {slot}")
+
+
+def _submit(txn: Txn, then: Fact | None = None, say: str = "") -> Submit:
+    return Submit(txn, txn.name, then, say)
+
+
+def _trouble(node: Node, current: RankMap, slot: int, text: str) -> Trouble:
+    return Trouble(slot, node.me.host, node.me.incarnation, current.epoch, -1, 1, text, software=False)
+
+
+def _idle_standby(node: Node, job: Job, current: RankMap) -> Effect | None:
+    member = job.members.get(node.me.host)
+    if member is None or member.value.incarnation != node.me.incarnation:
+        return None
+    if node.standby_failures >= MAX_STANDBY_FAILURES and not member.value.fault:
+        fault = f"its rehearsal failed {node.standby_failures} times: {node.standby_error or 'see its log'}"
+        return _submit(
+            transactions.update_member(job, replace(member.value, warm=False, fault=fault), node.lease), say=f"{node.me.host}: {fault}"
+        )
+    if member.value.warm:
+        return _submit(transactions.update_member(job, replace(member.value, warm=False), node.lease))
+    if job.draining(node.me.host) or member.value.fault or not job.movable or job.done:
+        return None
+    return Spawn(Purpose.STANDBY, _likely_slot(job, current), 0, 0, "standby: rehearse")
+
+
+def _likely_slot(job: Job, current: RankMap) -> int:
+    """The slot a standby is most likely to take: one that is failing or draining now, else the last."""
+    wanted = [i for i, s in enumerate(current.seats) if job.trouble(i) or not job.alive(s) or job.draining(s.host)]
+    return wanted[0] if wanted else len(current.seats) - 1
+
+
+# -- workers that ended -------------------------------------------------------------------------------------------------------------
+def _ended_badly(node: Node, job: Job, group: Group) -> Effect | None:
+    if not group.gone:
+        return None if group.killed else Kill("a worker of this node failed")
+    held = job.runs.get(group.slot)
+    mine = held is not None and held.value.incarnation == node.me.incarnation
+    if group.purpose is Purpose.STANDBY or not mine:
+        return Note(Forgotten(), "those workers are accounted for")
+    assert job.map is not None
+    if job.map.seats[group.slot] != node.me:
+        return _submit(transactions.release(job, group.slot), Forgotten())
+    if group.generation < job.map.generation:
+        return Note(Forgotten(), "stopped for the restart")
+    trouble = _first_failure(node, job, group)
+    return _submit(transactions.release(job, group.slot, trouble), Forgotten(), say=f"{node.me.host} rank {trouble.rank}: {trouble.text}")
+
+
+def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
+    assert job.spec is not None and job.map is not None
+    local, code = next(((r, c) for r, c in group.exits.items() if c), (0, 1))
+    text = group.errors.get(local) or (f"killed by signal {code - 128}" if code > 128 else f"exit code {code}")
+    rank = job.spec.ranks(group.slot)[local]
+    return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software=code < 128)
+
+
+def _ended_well(node: Node, job: Job, group: Group) -> Effect:
+    held = job.runs.get(group.slot)
+    if held is None or held.value.incarnation != node.me.incarnation or group.purpose is Purpose.STANDBY:
+        return Note(Forgotten(), "those workers are accounted for")
+    if group.left:
+        return _submit(transactions.release(job, group.slot), Forgotten())
+    return _submit(transactions.release(job, group.slot, Done(group.slot, job.epoch)), Forgotten())
+
+
+# -- living workers -----------------------------------------------------------------------------------------------------------------
+def _migration(node: Node, job: Job, group: Group) -> Effect | None:
+    """Carry an open or just decided migration between the store and the workers: a commit before anything newer."""
+    stored = job.migration
+    if stored is None or job.map is None:
+        return None
+    current = stored.value
+    if job.comm is not None and group.migration and group.migration == job.map.migration and group.commit_sent != job.map.epoch:
+        return _switch(node, job, group, job.map)
+    if job.open_migration is not None:
+        return _prepare(node, job, group, current)
+    if group.migration == current.id and current.phase is Phase.ABORTED and group.abort_sent != current.id:
+        return Abort(current.id, current.reason)
+    return None
+
+
+def _prepare(node: Node, job: Job, group: Group, current: Migration) -> Effect | None:
+    if node.me not in judging.required(job, current):
+        return None
+    if group.migration != current.id:
+        return Prepare(current, _slot_in(current, node.me, group), f"migration {current.id} ({current.kind.value}): {current.reason}")
+    if node.me.host in job.votes or not job.alive(node.me):
+        return None
+    refused = next((a.refused for a in group.answers.values() if a.refused), "")
+    if refused:
+        return _submit(transactions.vote(job, Vote(node.me.host, node.me.incarnation, False, refused)))
+    if len(group.answers) < len(group.pids):
+        return None
+    return _submit(transactions.vote(job, _yes(node, group)))
+
+
+def _slot_in(current: Migration, me: Seat, group: Group) -> int:
+    return next((m.slot for m in current.moves if m.joiner == me), group.slot)
+
+
+def _yes(node: Node, group: Group) -> Vote:
+    answers = list(group.answers.values())
+    stops = {a.stop_step for a in answers if a.stop_step is not None}
+    host, life = Host(node.me.host), Incarnation(node.me.incarnation)
+    if len(stops) > 1:
+        return Vote(host, life, False, f"its workers name different stop steps: {sorted(stops)}")
+    groups = {name: ranks for a in answers for name, ranks in a.groups.items()}
+    return Vote(host, life, True, "", stops.pop() if stops else None, tuple(a.vote for a in answers if a.vote), groups)
+
+
+def _switch(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:
+    assert job.comm is not None
+    slot = current.slot_of(node.me)
+    joins = group.purpose is Purpose.STANDBY
+    if joins and slot is not None and current.kind is Kind.FAILURE:
+        claimed = _claim(node, job, group, current, slot)
+        if claimed is not None:
+            return claimed
+        if slot not in job.runs or job.runs[slot].value.incarnation != node.me.incarnation:
+            return None
+    return Commit(current, -1 if slot is None else slot, job.comm.ids, f"epoch {current.epoch} is committed")
+
+
+def _claim(node: Node, job: Job, group: Group, current: RankMap, slot: int) -> Effect | None:
+    """Hold the slot's run key with what it should say, as soon as nobody else holds it."""
+    run = Run(slot, node.me.host, node.me.incarnation, current.epoch, group.pids, len(group.joined) == len(group.pids))
+    held = job.runs.get(slot)
+    if held is None:
+        return _submit(transactions.claim(job, run, node.lease)) if job.alive(node.me) else None
+    if held.value.incarnation == node.me.incarnation and held.value != run:
+        return _submit(transactions.update_run(job, run, node.lease))
+    return None
+
+
+def _active(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:
+    if current.seats[group.slot] == node.me:
+        return _claim(node, job, group, current, group.slot) or _cool(node, job)
+    if group.commit_sent == current.epoch and job.alive(current.seats[group.slot]):
+        return None
+    return Kill(f"slot {group.slot} belongs to {current.seats[group.slot].host} now")
+
+
+def _cool(node: Node, job: Job) -> Effect | None:
+    """A member that holds a slot is no warm standby."""
+    member = job.members.get(node.me.host)
+    if member is None or member.value.incarnation != node.me.incarnation or not member.value.warm:
+        return None
+    return _submit(transactions.update_member(job, replace(member.value, warm=False), node.lease))
+
+
+def _standby(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:
+    if job.draining(node.me.host):
+        return Kill("this node is drained")
+    member = job.members.get(node.me.host)
+    if member is None or member.value.incarnation != node.me.incarnation:
+        return None
+    warm = len(group.warm) == len(group.pids)
+    if member.value.warm == warm:
+        return None
+    say = f"{node.me.host} is a warm standby" if warm else ""
+    return _submit(transactions.update_member(job, replace(member.value, warm=warm), node.lease), say=say)
+
+
+def final_exit_code(state: JobState, code: int) -> int:
+    """What a launcher returns for a job that ended so."""
+    return 0 if state is JobState.SUCCEEDED else code or 1

@@ -1,0 +1,123 @@
+"""Who takes which slot: standby sizing, the first placement, joiners for leavers, sources of state, the step to go on from.
+
+Pure arithmetic on snapshots; answers come with their reason. May not know: transactions, time, torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tmrun.core.errors import UsageError
+from tmrun.core.membership import Job, natural
+from tmrun.core.model import Host, Member, Move, Resume, Seat, Vote, WorkerVote
+
+
+def standby_count(text: str, nnodes: int) -> int:
+    """``3`` -> 3 nodes; ``6%`` -> 6 % of nnodes rounded up, at least 1; ``0`` -> none. Raises UsageError."""
+    number = text.removesuffix("%")
+    try:
+        value = float(number) if text.endswith("%") else int(number)
+    except ValueError:
+        value = -1
+    if value < 0 or math.isnan(value) or math.isinf(value):
+        raise UsageError(f"--standby {text!r}: expected a number of nodes (2) or a share of --nnodes (6%)")
+    if not text.endswith("%"):
+        return int(value)
+    return 0 if value == 0 else max(1, math.ceil(nnodes * value / 100))
+
+
+def first_seats(job: Job) -> tuple[Seat, ...]:
+    """Seats of the first map, or of a restart: whoever holds a slot and lives keeps it, the rest go to free hosts in natural order.
+
+    Shorter than nnodes when there are too few hosts.
+    """
+    assert job.spec is not None
+    kept: list[Seat | None] = [None] * job.spec.nnodes
+    if job.map:
+        kept = [job.members[s.host].value.seat if s.host in job.members and not job.draining(s.host) else None for s in job.map.seats]
+    taken = {s.host for s in kept if s}
+    free = [m.seat for m in _eligible(job, warm_only=False) if m.host not in taken]
+    for slot, seat in enumerate(kept):
+        if seat is None and free:
+            kept[slot] = free.pop(0)
+    return tuple(s for s in kept if s)
+
+
+def _eligible(job: Job, *, warm_only: bool) -> list[Member]:
+    members = [s.value for _, s in sorted(job.members.items(), key=lambda item: natural(item[0]))]
+    return [m for m in members if not m.fault and not job.draining(m.host) and (m.warm or not warm_only)]
+
+
+def standbys(job: Job, *, warm_only: bool = True) -> list[Member]:
+    """Members that may take a slot now: warm, not draining, and not running one."""
+    seated = {s.host for i, s in enumerate(job.map.seats) if job.trouble(i) is None} if job.map else set()
+    return [m for m in _eligible(job, warm_only=warm_only) if m.host not in seated and not job.runs_on(m.host)]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Moves that can be made now; ``short``: slots without a joiner; ``why`` for people."""
+
+    moves: tuple[Move, ...]
+    short: tuple[int, ...]
+    why: str
+
+
+def plan_moves(job: Job, slots: Sequence[int], to: str = "") -> Plan:
+    """Give each leaving slot a warm joiner. A machine whose workers just failed is taken only when no other is warm."""
+    assert job.map is not None
+    free = standbys(job)
+    if to:
+        free = [m for m in free if m.host == to]
+    free.sort(key=lambda m: job.map is not None and job.map.slot_of_host(m.host) is not None)
+    moves: list[Move] = []
+    short: list[int] = []
+    for slot in slots:
+        if free:
+            moves.append(Move(slot, job.map.seats[slot], free.pop(0).seat))
+        else:
+            short.append(slot)
+    text = ", ".join(f"slot {m.slot} {m.leaver.host} -> {m.joiner.host}" for m in moves)
+    lacking = f"no warm standby for slot {', '.join(map(str, short))}" if short else ""
+    return Plan(tuple(moves), tuple(short), "; ".join(x for x in (text, lacking) if x))
+
+
+def next_step(workers: Sequence[WorkerVote]) -> int:
+    """The step everyone runs next after a failure: somebody passed the vote of k -> k + 1 for all, else k for all."""
+    return max(w.next_step for w in workers)
+
+
+def sources(moved: Sequence[int], workers: Sequence[WorkerVote], target: int) -> dict[int, int] | None:
+    """Moved rank -> live replica that sends its state; prefers ranks already at ``target``, spreads the load. None: a shard is lost."""
+    load = {w.rank: 0 for w in workers}
+    chosen: dict[int, int] = {}
+    for rank in moved:
+        able = [w for w in workers if rank in w.covers]
+        if not able:
+            return None
+        best = min(able, key=lambda w: (w.next_step != target, load[w.rank], w.rank))
+        chosen[rank] = best.rank
+        load[best.rank] += 1
+    return chosen
+
+
+def resume(moved: Sequence[int], workers: Sequence[WorkerVote]) -> Resume | None:
+    """How a failure goes on, from what the parked workers said. None: the state of a moved rank is lost."""
+    target = next_step(workers)
+    chosen = sources(moved, workers, target)
+    if chosen is None:
+        return None
+    able = min(w.rank for w in workers if w.next_step == target)
+    return Resume(target, chosen, dict.fromkeys(moved, able))
+
+
+def worker_votes(votes: Sequence[Vote]) -> tuple[WorkerVote, ...]:
+    """All parked workers of all votes, by rank."""
+    return tuple(sorted((w for v in votes for w in v.workers), key=lambda w: w.rank))
+
+
+def hosts_of(moves: Sequence[Move]) -> set[Host]:
+    """Leavers and joiners."""
+    return {m.leaver.host for m in moves} | {m.joiner.host for m in moves}

@@ -1,0 +1,122 @@
+"""What people are shown, computed from what the store holds: the status and the history of a job as plain JSON values.
+
+The field names are stable. May not know: how they are printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tmrun.core import coordinator
+from tmrun.core.membership import Job, known_hosts, node_state
+from tmrun.core.model import Host, Kind, NodeState, Progress, RankMap, Timing
+
+API_VERSION = 1
+
+
+def status(job: Job, progress: Iterable[Progress], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One screen. ``progress`` of all nodes, ``rows`` of ``history``."""
+    state, reason = coordinator.job_state(job)
+    steps = {p.host: p for p in progress}
+    nodes = [node_row(job, host) for host in known_hosts(job)]
+    active = [steps[s.host] for s in (job.map.seats if job.map else ()) if s.host in steps]
+    return {
+        "api_version": API_VERSION,
+        "job": job.keys.job,
+        "state": state.value,
+        "reason": reason,
+        "epoch": job.epoch,
+        "step": min((p.step for p in active), default=None),
+        "step_s": max((p.step_s for p in active), default=None),
+        "coordinator": job.leader.value.host if job.leader else None,
+        "exit_code": job.end.exit_code if job.end else None,
+        "checks": checks(job),
+        "standby": {
+            "warm": sum(n["state"] == NodeState.STANDBY.value for n in nodes),
+            "warming": sum(n["state"] == NodeState.WARMING.value for n in nodes),
+            "wanted": job.spec.standby if job.spec else 0,
+        },
+        "nodes": nodes,
+        "last": rows[-1] if rows else None,
+    }
+
+
+def node_row(job: Job, host: Host) -> dict[str, Any]:
+    """One line of ``nodes``."""
+    state, reason = node_state(job, host)
+    slot = job.map.slot_of_host(host) if job.map else None
+    run = job.runs.get(slot) if slot is not None else None
+    mine = run is not None and run.value.host == host
+    roles = {NodeState.STANDBY: "standby", NodeState.WARMING: "standby"}
+    return {
+        "name": host,
+        "state": state.value,
+        "reason": reason,
+        "role": "active" if slot is not None else roles.get(state, "none"),
+        "slot": slot,
+        "ranks": list(job.spec.ranks(slot)) if job.spec and slot is not None else [],
+        "pids": list(run.value.pids) if run is not None and mine else [],
+    }
+
+
+def checks(job: Job) -> list[dict[str, str]]:
+    """What an operator should look at, as (code, text); empty when healthy."""
+    found = []
+    if job.spec and job.map and job.end is None:
+        states = [node_state(job, h)[0] for h in known_hosts(job)]
+        warm = states.count(NodeState.STANDBY)
+        if warm + states.count(NodeState.WARMING) < job.spec.standby:
+            found.append({"code": "STANDBY_LOW", "text": f"{warm} of {job.spec.standby} standbys"})
+        elif warm < job.spec.standby:
+            found.append({"code": "STANDBY_COLD", "text": f"{warm} of {job.spec.standby} standbys are warm"})
+    if job.end is None and job.leader is None:
+        found.append({"code": "NO_COORDINATOR", "text": "no agent coordinates at the moment"})
+    return found
+
+
+def history(maps: Iterable[RankMap], timings: Mapping[int, Sequence[Timing]], nproc: int) -> list[dict[str, Any]]:
+    """One row an epoch. Times in seconds, None when not (yet) reported."""
+    return [_row(m, timings.get(m.epoch, ()), nproc) for m in sorted(maps, key=lambda m: m.epoch)]
+
+
+def _row(current: RankMap, timings: Sequence[Timing], nproc: int) -> dict[str, Any]:
+    return {
+        "epoch": current.epoch,
+        "cause": current.kind.value,
+        "reason": current.reason,
+        "leaver": ",".join(m.leaver.host for m in current.moves),
+        "joiner": ",".join(m.joiner.host for m in current.moves),
+        "ranks": [r for m in current.moves for r in range(m.slot * nproc, (m.slot + 1) * nproc)],
+        "step": current.resume.target,
+        **phases(current.kind, timings),
+        "bytes": sum(t.bytes for t in timings if t.role == "joiner") or None,
+    }
+
+
+def phases(kind: Kind, timings: Sequence[Timing]) -> dict[str, float | None]:
+    """Split the pause that the slowest stayer measured.
+
+    pause_s: end of the last step before -> end of the first new step, less the median step. detect_s: first sign of trouble at a
+    stayer -> notice. bind_s: a failure's joiner takes its rank, in a drain the wait at the boundary for the commit. comm_s: new
+    communicators, as far as anybody waited for them. state_s: the joiner receives. redo_s: from resuming to the end of the redone step.
+    """
+    stayers = [t for t in timings if t.role == "stayer"]
+    joiners = [t for t in timings if t.role == "joiner"]
+    resumed = [t for t in stayers if t.resumed]
+    if not resumed or not joiners:
+        return dict.fromkeys(("detect_s", "bind_s", "comm_s", "state_s", "redo_s", "pause_s"))
+    wait, switch = _most(stayers, "wait"), _most(stayers, "switch")
+    bind = wait if kind is Kind.DRAIN else min(wait, _most(joiners, "bind"))
+    return {
+        "detect_s": _most(stayers, "detect"),
+        "bind_s": bind,
+        "comm_s": wait - bind + switch,
+        "state_s": _most(joiners, "state"),
+        "redo_s": max(t.redo_s for t in resumed),
+        "pause_s": max(t.pause_s for t in resumed),
+    }
+
+
+def _most(timings: Sequence[Timing], phase: str) -> float:
+    return max((t.phases.get(phase, 0.0) for t in timings), default=0.0)

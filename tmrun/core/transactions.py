@@ -1,0 +1,263 @@
+"""The protocol's transactions: what is guarded, what is written. One function a row of the protocol's table.
+
+The guards are the protocol; removing one breaks an invariant (the model tests do exactly that). May not know: when to use which
+(see ``coordinator`` and ``node``), how a transaction is run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tmrun.core.codec import encode
+from tmrun.core.membership import Job
+from tmrun.core.model import (
+    Admin,
+    Comm,
+    Done,
+    End,
+    Head,
+    Host,
+    Kind,
+    Leader,
+    Member,
+    Migration,
+    Move,
+    Operation,
+    OpState,
+    Phase,
+    RankMap,
+    Resume,
+    Run,
+    Seat,
+    Spec,
+    Term,
+    Trouble,
+    Vote,
+)
+from tmrun.core.txn import Absent, CreatedAt, Delete, DeletePrefix, Guard, ModifiedAt, Op, Put, Txn, ValueIs
+
+MAX_REPLACED = 100
+"""Seats that a start map can guard on."""
+
+
+def _as_leader(job: Job) -> tuple[Guard, ...]:
+    """Leader is me and the term is mine: nothing of an older coordinator can be written any more."""
+    assert job.leader is not None and job.term is not None
+    return (CreatedAt(job.leader.key, job.leader.created), ModifiedAt(job.term.key, job.term.modified))
+
+
+def _head_unchanged(job: Job) -> Guard:
+    return ModifiedAt(job.head.key, job.head.modified) if job.head else Absent(job.keys.head)
+
+
+def _member_unchanged(job: Job, seat: Seat) -> Guard:
+    member = job.members[seat.host]
+    assert member.value.incarnation == seat.incarnation, seat
+    return CreatedAt(member.key, member.created)
+
+
+def _not_draining(job: Job, host: Host) -> Guard:
+    """The joiner has not been put under a drain since the snapshot."""
+    admin = job.admins.get(host)
+    return ValueIs(job.keys.admin(host), encode(admin)) if admin else Absent(job.keys.admin(host))
+
+
+def create_spec(job: Job, spec: Spec) -> Txn:
+    """The first launcher writes what is launched; all others read it."""
+    return Txn((Absent(job.keys.spec),), (Put(job.keys.spec, encode(spec)),), "create spec")
+
+
+def register(job: Job, member: Member, lease: int) -> Txn:
+    """Join as this incarnation. Refused while another registration of the host lives."""
+    return Txn((Absent(job.keys.member(member.host)),), (Put(job.keys.member(member.host), encode(member), lease),), "register")
+
+
+def update_member(job: Job, member: Member, lease: int) -> Txn:
+    """Change what my registration says, never who I am."""
+    key = job.keys.member(member.host)
+    return Txn((_member_unchanged(job, member.seat),), (Put(key, encode(member), lease),), "update member")
+
+
+def elect(job: Job, me: Seat, lease: int) -> Txn:
+    """Become coordinator: nobody is, and the term is as I read it."""
+    term = job.term.value.number + 1 if job.term else 1
+    same_term: Guard = ModifiedAt(job.term.key, job.term.modified) if job.term else Absent(job.keys.term)
+    leader = Leader(me.host, me.incarnation, term)
+    ops = (Put(job.keys.leader, encode(leader), lease), Put(job.keys.term, encode(Term(term))))
+    return Txn((Absent(job.keys.leader), same_term, _member_unchanged(job, me)), ops, f"elect {me.host} for term {term}")
+
+
+def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str) -> Txn:
+    """Commit a map under which all workers start from scratch: the first one, or a restart.
+
+    Needs no votes: every worker is started anew and fenced by the generation. A seat that died meanwhile is an ordinary failure. Whoever
+    loses a seat has not come back since the snapshot (as far as a transaction can hold the guards: of the first ``MAX_REPLACED`` seats).
+    """
+    assert job.open_migration is None
+    epoch = job.epoch + 1
+    last = job.head.value.last if job.head else 0
+    ops = (
+        Put(job.keys.map(epoch), encode(RankMap(epoch, kind, seats, generation=epoch, reason=reason))),
+        Put(job.keys.head, encode(Head(epoch, 0, last))),
+        DeletePrefix(job.keys.troubles),
+        DeletePrefix(job.keys.dones),
+    )
+    lost = [old.host for old, new in zip(job.map.seats, seats, strict=True) if old != new] if job.map else []
+    guards = (*_as_leader(job), _head_unchanged(job), *(_member_as_seen(job, h) for h in lost[:MAX_REPLACED]))
+    return Txn(guards, ops, f"{kind.value} map of epoch {epoch}")
+
+
+def propose(job: Job, kind: Kind, moves: tuple[Move, ...], op: str, reason: str) -> Txn:
+    """Open a migration; one at a time, because head is the only compare-and-swap point."""
+    assert job.head is not None and job.map is not None and job.leader is not None
+    head = job.head.value
+    assert head.open == 0, head
+    number = head.last + 1
+    migration = Migration(number, head.epoch, job.leader.value.term, kind, moves, job.map.generation, op=op, reason=reason)
+    guards: list[Guard] = [*_as_leader(job), _head_unchanged(job)]
+    for move in moves:
+        guards += [_member_unchanged(job, move.joiner), _not_draining(job, move.joiner.host)]
+        guards += _leaver_guards(job, kind, move)
+    ops = (Put(job.keys.head, encode(Head(head.epoch, number, number))), Put(job.keys.migration(number), encode(migration)))
+    return Txn(tuple(guards), ops, f"propose {kind.value} migration {number}")
+
+
+def _leaver_guards(job: Job, kind: Kind, move: Move) -> tuple[Guard, ...]:
+    """A drained slot's agent is still the same. A failed slot's processes are gone: its run key is released or expired, and its agent
+    said so or has not come back."""
+    if kind is not Kind.FAILURE:
+        return (_member_unchanged(job, move.leaver),)
+    gone = Absent(job.keys.run(move.slot))
+    return (gone,) if job.trouble(move.slot) else (gone, _member_as_seen(job, move.leaver.host))
+
+
+def _member_as_seen(job: Job, host: Host) -> Guard:
+    """Nobody has registered under this name since the snapshot."""
+    member = job.members.get(host)
+    return CreatedAt(member.key, member.created) if member else Absent(job.keys.member(host))
+
+
+def commit(job: Job, resume: Resume, votes: tuple[Host, ...]) -> Txn:
+    """Turn the open migration into the map of the next epoch.
+
+    ``votes``: the hosts whose votes are guarded on: joiners, and the leavers of a drain. Stayers' votes were read before; they are
+    write-once and unleased, so what they said stays true.
+    """
+    migration, head = job.open_migration, job.head
+    assert migration is not None and head is not None and job.map is not None and job.migration is not None
+    epoch = head.value.epoch + 1
+    seats = list(job.map.seats)
+    for move in migration.moves:
+        seats[move.slot] = move.joiner
+    why = migration.reason
+    new = RankMap(epoch, migration.kind, tuple(seats), job.map.generation, migration.id, migration.moves, resume, why)
+    guards: list[Guard] = [*_as_leader(job), _head_unchanged(job), ModifiedAt(job.migration.key, job.migration.modified)]
+    for move in migration.moves:
+        guards += [_member_unchanged(job, move.joiner), *_leaver_guards(job, migration.kind, move)]
+    guards += [CreatedAt(job.votes[h].key, job.votes[h].created) for h in votes]
+    ops: list[Op] = [
+        Put(job.keys.map(epoch), encode(new)),
+        Put(job.keys.head, encode(Head(epoch, 0, migration.id))),
+        Put(job.migration.key, encode(replace(migration, phase=Phase.COMMITTED))),
+        Put(job.keys.comm(epoch), encode(Comm(epoch, comm_ids(job)))),
+    ]
+    ops += [Delete(job.keys.trouble(m.slot)) for m in migration.moves]
+    return Txn(tuple(guards), tuple(ops), f"commit epoch {epoch}")
+
+
+def comm_ids(job: Job) -> dict[str, str]:
+    """Group -> bootstrap id of every communicator that the voters rebuilt for the open migration."""
+    migration = job.open_migration
+    assert migration is not None
+    return {g: f"m{migration.id}/{g}" for v in job.votes.values() for g in v.value.groups}
+
+
+def abort(job: Job, reason: str) -> Txn:
+    """Close the open migration without a map."""
+    assert job.head is not None and job.migration is not None
+    head, migration = job.head.value, job.migration.value
+    guards = (*_as_leader(job), _head_unchanged(job), ModifiedAt(job.migration.key, job.migration.modified))
+    ops = (
+        Put(job.keys.head, encode(Head(head.epoch, 0, head.last))),
+        Put(job.migration.key, encode(replace(migration, phase=Phase.ABORTED, reason=reason))),
+    )
+    return Txn(guards, ops, f"abort migration {migration.id}")
+
+
+def vote(job: Job, answer: Vote) -> Txn:
+    """Write-once, unleased, and only while I am who I was."""
+    assert job.migration is not None
+    key = job.keys.vote(job.migration.value.id, answer.host)
+    seat = Seat(answer.host, answer.incarnation)
+    guards = (ModifiedAt(job.migration.key, job.migration.modified), Absent(key), _member_unchanged(job, seat))
+    return Txn(guards, (Put(key, encode(answer)),), f"vote on migration {job.migration.value.id}")
+
+
+def claim(job: Job, run: Run, lease: int) -> Txn:
+    """Take a slot's run key: one process group per slot, ever. The map I read names me, and it is still the head."""
+    assert job.head is not None and job.map is not None
+    seat = Seat(run.host, run.incarnation)
+    assert job.map.seats[run.slot] == seat, (job.map.seats[run.slot], seat)
+    key = job.keys.run(run.slot)
+    guards = (Absent(key), _member_unchanged(job, seat), _head_unchanged(job))
+    return Txn(guards, (Put(key, encode(run), lease),), f"claim slot {run.slot}")
+
+
+def update_run(job: Job, run: Run, lease: int) -> Txn:
+    """Say which epoch and processes my slot runs now."""
+    mine = job.runs[run.slot]
+    assert mine.value.incarnation == run.incarnation, mine
+    return Txn((CreatedAt(mine.key, mine.created),), (Put(mine.key, encode(run), lease),), f"switch slot {run.slot} to epoch {run.epoch}")
+
+
+def release(job: Job, slot: int, after: Trouble | Done | None = None) -> Txn:
+    """Give a slot's run key up, after its processes are confirmed gone; say how they ended in the same breath."""
+    mine = job.runs[slot]
+    ops: list[Op] = [Delete(mine.key)]
+    if isinstance(after, Trouble):
+        ops.append(Put(job.keys.trouble(slot), encode(after)))
+    if isinstance(after, Done):
+        ops.append(Put(job.keys.done(slot), encode(after)))
+    return Txn((CreatedAt(mine.key, mine.created),), tuple(ops), f"release slot {slot}")
+
+
+def report_trouble(job: Job, trouble: Trouble) -> Txn:
+    """A slot that I hold in the map and do not run: its workers never started, or died before I could claim it."""
+    seat = Seat(trouble.host, trouble.incarnation)
+    guards = (Absent(job.keys.run(trouble.slot)), _member_unchanged(job, seat), _head_unchanged(job))
+    return Txn(guards, (Put(job.keys.trouble(trouble.slot), encode(trouble)),), f"report trouble of slot {trouble.slot}")
+
+
+def finish_op(job: Job, op: Operation, state: OpState, detail: str) -> Txn:
+    """Close an operator's request; a cancelled one stays cancelled."""
+    done = replace(op, state=state, detail=detail, epoch=job.epoch)
+    guards = (*_as_leader(job), ValueIs(job.keys.op(op.id), encode(op)))
+    return Txn(guards, (Put(job.keys.op(op.id), encode(done)),), f"finish {op.id}")
+
+
+def end_job(job: Job, end: End, *, as_leader: bool) -> Txn:
+    """Write how the job ended, once. The coordinator guards on its term; an operator's stop needs no coordinator."""
+    guards = (Absent(job.keys.end), *(_as_leader(job) if as_leader else ()))
+    return Txn(guards, (Put(job.keys.end, encode(end)),), f"end job: {end.state.value}")
+
+
+def request_drain(job: Job, op: Operation) -> Txn:
+    """An operator's drain: the hosts are cordoned and the request is recorded at once; an existing request is left alone."""
+    guards: list[Guard] = [Absent(job.keys.op(op.id)), Absent(job.keys.end)]
+    ops: list[Op] = [Put(job.keys.op(op.id), encode(op))]
+    for host in op.hosts:
+        guards.append(_not_draining(job, host))
+        ops.append(Put(job.keys.admin(host), encode(Admin(host, True, op.reason, op.id))))
+    return Txn(tuple(guards), tuple(ops), f"request drain {op.id}")
+
+
+def withdraw_drain(job: Job, hosts: tuple[Host, ...], op: Operation | None, detail: str) -> Txn:
+    """Undrain hosts; with ``op`` also cancel that request, unless its migration has been committed meanwhile."""
+    guards: list[Guard] = [_head_unchanged(job)]
+    ops: list[Op] = []
+    for host in hosts:
+        guards.append(_not_draining(job, host))
+        ops.append(Delete(job.keys.admin(host)))
+    if op is not None:
+        ops.append(Put(job.keys.op(op.id), encode(replace(op, state=OpState.CANCELLED, detail=detail))))
+    return Txn(tuple(guards), tuple(ops), "undrain")

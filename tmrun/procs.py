@@ -1,0 +1,79 @@
+"""Processes that certainly end: tie a child to its parent, find and kill everything that belongs to a launch.
+
+Every process of a launch inherits ``TMRUN_MARKER`` in its environment, so that also grandchildren in sessions of their own are found,
+and nothing else ever is. Linux only (/proc, prctl). May not know: what the processes do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+ENV_MARKER = "TMRUN_MARKER"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """The kernel kills this process when its parent ends; exits at once if that has happened already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(128 + signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ends become children of this process, so that they can be reaped."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans(own: set[int]) -> None:
+    """Collect the exit status of adopted orphans that ended, so that no zombie stays; ``own`` children are left to their Popen."""
+    for pid in children() - own:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+
+
+def children() -> set[int]:
+    """Pids of this process's children, adopted ones too."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+        except OSError:
+            continue  # the thread ended meanwhile
+    return found
+
+
+def marked(value: str, variable: str = ENV_MARKER) -> list[int]:
+    """Pids, but for this process, whose initial environment holds variable=value exactly. Zombies are left out."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # ended meanwhile, or another user's
+    return found
+
+
+def sweep(value: str, variable: str = ENV_MARKER, deadline_s: float = 10.0) -> bool:
+    """SIGKILL everything marked until nothing is left. False: something survived the deadline (stuck in the kernel)."""
+    end = time.monotonic() + deadline_s
+    while pids := marked(value, variable):
+        if time.monotonic() > end:
+            return False
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,1 @@
+"""Where the protocol state lives: etcd, and a model of it."""

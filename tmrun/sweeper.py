@@ -1,0 +1,35 @@
+"""Outlives the launcher by a moment: when the launcher ends, however it ends, kill what it left and remove its runtime folder.
+
+Run as ``python -S -E -m tmrun.sweeper FD MARKER FOLDER``; FD is the read end of a pipe that only the launcher holds open.
+May not know: jobs, agents, stores.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from tmrun import procs
+
+
+def main(argv: list[str]) -> int:
+    """Wait for the launcher's end, then clean up."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # only the pipe decides
+    fd, marker, folder = int(argv[0]), argv[1], Path(argv[2])
+    while os.read(fd, 4096):
+        pass
+    clean = procs.sweep(marker)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.parent.rmdir()
+    except OSError:
+        pass  # another job is in it
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

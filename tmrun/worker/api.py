@@ -1,0 +1,135 @@
+"""What a training script sees: ``join``, ``Run`` and ``Step``.
+
+>>> run = tmrun.join(model=model, optimizer=optimizer, scheduler=scheduler, data=data)   # doctest: +SKIP
+>>> for step in run.steps(total):   # doctest: +SKIP
+...     with step:
+...         train_one_step()
+
+A step either happens everywhere or nowhere: after a crash the block may run again, from the same random state and data position.
+Everything that belongs to a step (drawing the batch, forward, backward, the updates of optimizer and scheduler) sits in the block.
+Outside tmrun the loop is a plain range with the same checks. May not know: process groups, the agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Protocol
+
+from tmrun.core.errors import WorkerError
+
+
+class Step(int):
+    """A step's number, and the context manager that makes it happen everywhere or nowhere."""
+
+    _engine: Engine
+    committed: bool
+    """After the block: whether the step happened. False after a crash that undid it; the same number then comes again."""
+
+    def __new__(cls, number: int, engine: Engine) -> Step:
+        """Made by ``Run.steps``."""
+        step = super().__new__(cls, number)
+        step._engine = engine
+        step.committed = False
+        return step
+
+    def __enter__(self) -> Step:
+        self._engine.begin(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        return self._engine.end(self, error)
+
+
+class Engine(Protocol):
+    """What stands behind a Run: the runtime of a tmrun worker, or nothing much."""
+
+    @property
+    def rehearsing(self) -> bool:
+        """Whether no real peers are connected."""
+
+    def register(self, registered: dict[str, Any]) -> None:
+        """Take what was joined."""
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """The loop."""
+
+    def begin(self, step: Step) -> None:
+        """A step's block is entered."""
+
+    def end(self, step: Step, error: BaseException | None) -> bool:
+        """A step's block is left; whether the error is dealt with."""
+
+
+class Run:
+    """A joined training run."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def rehearsing(self) -> bool:
+        """True in a standby that runs the script without peers, to be warm; nothing it writes counts."""
+        return self._engine.rehearsing
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """Steps 0 to total - 1; use each with ``with step:``. The only place where machines change is between two of them."""
+        if total < 0:
+            raise WorkerError(f"run.steps({total}): the number of steps cannot be negative")
+        return self._engine.steps(int(total))
+
+
+class Plain:
+    """The engine outside tmrun."""
+
+    rehearsing = False
+
+    def __init__(self) -> None:
+        self._open: Step | None = None
+        self._entered = False
+
+    def register(self, registered: dict[str, Any]) -> None:
+        """Nothing moves here."""
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """A range."""
+        for number in range(total):
+            self._entered = False
+            yield Step(number, self)
+            check_entered(self._entered, number)
+
+    def begin(self, step: Step) -> None:
+        """Only the checks."""
+        if self._open is not None:
+            raise WorkerError(f"step {int(step)} begins inside step {int(self._open)}; leave the with block first")
+        self._open = step
+        self._entered = True
+
+    def end(self, step: Step, error: BaseException | None) -> bool:
+        """It happened unless it raised."""
+        self._open = None
+        step.committed = error is None
+        return False
+
+
+def check_entered(entered: bool, number: int) -> None:
+    """Every step must have been used as a context manager."""
+    if not entered:
+        raise WorkerError(f"step {number} ran outside `with step:`; put everything that belongs to the step inside that block")
+
+
+def join(**registered: Any) -> Run:
+    """Name what a successor of this process needs: modules, optimizers, and anything with state_dict and load_state_dict."""
+    from tmrun.worker.current import HOLDER
+
+    for name, value in registered.items():
+        if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
+            raise WorkerError(
+                f"join({name}=...): a {type(value).__name__} has no state_dict and load_state_dict; give it both or leave it out"
+            )
+    if HOLDER.joined:
+        raise WorkerError("tmrun.join was called twice; call it once, with everything that has to move")
+    HOLDER.joined = True
+    engine: Engine = HOLDER.runtime or Plain()
+    engine.register(registered)
+    return Run(engine)

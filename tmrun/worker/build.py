@@ -1,0 +1,174 @@
+"""Preparing a migration's communicators in the background, while training goes on.
+
+    BUILDING --connected--> READY --take()--> (owned by the runtime)
+        |  \\--error------> FAILED
+        \\--drop()--------> DROPPED     from any state; closes the store channel, which wakes a builder that waits for a peer
+
+Each build has its own thread and its own store client: a shared client would let one wait block another. Members enter at very
+different times (a joiner may first restart its script), which gloo's full-mesh connect does not bear; so everybody first passes a
+barrier in the store. Groups are built in the order of their names everywhere, hence no circular waits.
+A joiner publishes which groups it has: groups that only the live ranks have (transient ones) are not rebuilt, or all would wait for it.
+May not know: steps, votes, when the result is used.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+
+from torch._C._distributed_c10d import PrefixStore
+
+from tmrun import wire
+from tmrun.worker import comm_gloo
+from tmrun.worker.agent_store import AgentStore
+from tmrun.worker.comm_gloo import Communicator
+from tmrun.worker.groups import Group
+
+CONTROL = "tmrun.control"
+"""Name under which the control group is reported and bootstrapped."""
+CONTROL_TIMEOUT = timedelta(days=1)
+_ENTER_TIMEOUT = timedelta(hours=1)
+
+
+class Role(Enum):
+    """What this process is in a migration."""
+
+    STAYER = "stayer"
+    LEAVER = "leaver"
+    JOINER = "joiner"
+
+
+class Status(Enum):
+    """Where a build is; see the module's text."""
+
+    BUILDING = "building"
+    READY = "ready"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be built, fixed when the build starts."""
+
+    prepare: wire.Prepare
+    role: Role
+    world: int
+    groups: tuple[Group, ...]
+
+    def id_of(self, name: str) -> str:
+        """Bootstrap id of a communicator of this migration."""
+        return f"m{self.prepare.migration}/{name}"
+
+
+@dataclass
+class Built:
+    """The communicators of a finished build."""
+
+    groups: dict[str, Communicator] = field(default_factory=dict)
+    ranks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    control: Communicator | None = None
+    transfer: Communicator | None = None
+
+
+class Build:
+    """One migration's builder thread and what it made."""
+
+    def __init__(self, plan: Plan, open_store: Callable[[], AgentStore], changed: Callable[[Build], None]) -> None:
+        self.plan = plan
+        self.status = Status.BUILDING
+        self.reason = ""
+        self.built = Built()
+        self._open_store = open_store
+        self._changed = changed
+        self._store: AgentStore | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"tmrun-build-{plan.prepare.migration}", daemon=True)
+
+    def start(self) -> Build:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def drop(self) -> None:
+        """Stop, and release what was built, without waiting for it."""
+        with self._lock:
+            was, self.status = self.status, Status.DROPPED
+            if self._store is not None:
+                self._store.close()
+        if was is not Status.BUILDING:
+            threading.Thread(target=self._release, name="tmrun-release", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            with self._lock:
+                if self.status is Status.DROPPED:
+                    return
+                self._store = self._open_store()
+            self._connect(self._store)
+            self._finish(Status.READY, "")
+        except Exception as error:  # whatever it was: the migration cannot go on
+            self._finish(Status.FAILED, f"{type(error).__name__}: {error}".splitlines()[0])
+        finally:
+            if self._store is not None:
+                self._store.dispose()
+
+    def _finish(self, status: Status, reason: str) -> None:
+        with self._lock:
+            dropped = self.status is Status.DROPPED
+            if not dropped:
+                self.status, self.reason = status, reason
+        if dropped or status is Status.FAILED:
+            self._release()
+        if not dropped:
+            self._changed(self)
+
+    def _release(self) -> None:
+        self.built = Built()  # destroying a gloo backend joins its threads, some milliseconds each
+
+    def _connect(self, store: AgentStore) -> None:
+        if self.plan.role is Role.LEAVER:
+            self._connect_transfer(store, 0)
+            return
+        self._enter(store)
+        rank = self.plan.prepare.rank
+        for group in self._common_groups(store):
+            self.built.groups[group.name] = self._build(store, group.name, group.rank, len(group.ranks), group.timeout)
+            self.built.ranks[group.name] = group.ranks
+        self.built.control = self._build(store, CONTROL, rank, self.plan.world, CONTROL_TIMEOUT)
+        self.built.ranks[CONTROL] = tuple(range(self.plan.world))
+        if self.plan.role is Role.JOINER and self.plan.prepare.kind is wire.Kind.DRAIN:
+            self._connect_transfer(store, 1)
+
+    def _enter(self, store: AgentStore) -> None:
+        if self.plan.role is Role.JOINER:
+            store.set(self.plan.id_of(f"groups/{self.plan.prepare.rank}"), json.dumps([g.name for g in self.plan.groups]))
+        go = self.plan.id_of("go")
+        if store.add(self.plan.id_of("entered"), 1) == self.plan.world:
+            store.set(go, "1")
+        store.wait([go], _ENTER_TIMEOUT)
+
+    def _common_groups(self, store: AgentStore) -> Sequence[Group]:
+        moved = self.plan.prepare.ranks
+        known = {r: set(json.loads(store.get(self.plan.id_of(f"groups/{r}")))) for r in moved}
+        drain = self.plan.prepare.kind is wire.Kind.DRAIN
+        return [
+            group
+            for group in sorted(self.plan.groups, key=lambda g: g.name)
+            if not (drain and set(moved).isdisjoint(group.ranks)) and all(group.name in known[r] for r in moved if r in group.ranks)
+        ]
+
+    def _connect_transfer(self, store: AgentStore, place: int) -> None:
+        name = f"x{self.plan.prepare.rank}"
+        if place == 0:
+            store.wait([self.plan.id_of(f"{name}/go")], _ENTER_TIMEOUT)
+        else:
+            store.set(self.plan.id_of(f"{name}/go"), "1")
+        self.built.transfer = self._build(store, name, place, 2, CONTROL_TIMEOUT)
+
+    def _build(self, store: AgentStore, name: str, rank: int, size: int, timeout: timedelta) -> Communicator:
+        return comm_gloo.build(PrefixStore(self.plan.id_of(name), store), rank, size, timeout)

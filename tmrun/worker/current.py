@@ -1,0 +1,18 @@
+"""The one explicit global: this process's runtime, set by the bootstrap, and whether the script joined. Read by ``tmrun.join``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tmrun.worker.runtime import Runtime
+
+
+class Holder:
+    """Holds the runtime; empty outside tmrun."""
+
+    runtime: Runtime | None = None
+    joined: bool = False
+
+
+HOLDER = Holder()

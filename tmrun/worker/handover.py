@@ -1,0 +1,102 @@
+"""What a successor is given, by whom, and how it takes it on.
+
+    drain     the leaver sends everything, exactly as of the stop step, and goes once the joiner confirmed it
+    failure   a *source* (a replica) sends tensors and its own objects as of the start of ``target``; a *witness* (who passed the vote of
+              target - 1) sends what the lost rank itself said in that vote: random state, data position
+
+An object whose state was equal on source and lost rank when both last voted (a scheduler) is a replica, and the source's is newer;
+any other is the lost rank's own. May not know: how a migration was agreed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+from tmrun import wire
+from tmrun.core.errors import WorkerError
+from tmrun.worker import rng, transfer, values
+from tmrun.worker.board import Pending
+from tmrun.worker.comm_gloo import Gloo
+from tmrun.worker.process import SETTLED_STEPS, Counters, Process
+
+
+def give_all(process: Process, backend: Gloo, step: int) -> None:
+    """A leaver's last duty; returns when the joiner has everything."""
+    tree = {**_common(process, step), "rng": rng.capture(), "objects": process.state.encoded_objects()}
+    _, digest = transfer.send_source(backend, 1, process.state, tree)
+    transfer.await_acknowledgement(backend, 1, digest)
+
+
+def take_all(process: Process, backend: Gloo) -> int:
+    """The joiner's side of ``give_all``. Returns bytes received."""
+    tree, received, digest = transfer.receive_source(backend, 0, process.state)
+    process.state.put_objects(tree["objects"])
+    transfer.acknowledge(backend, 0, digest)
+    rng.restore(tree["rng"])
+    _adopt(process, tree, since_reset=SETTLED_STEPS)
+    return received
+
+
+def feed(process: Process, pending: Pending, commit: wire.Commit) -> int:
+    """Send what we owe to a failure's joiners. One that is gone again is the next failure's business. Returns bytes sent."""
+    sent = 0
+    control = process.live.control
+    assert control is not None
+    voted = commit.target - 1
+    try:
+        for joiner in sorted(pending.prepare.ranks):
+            source, witness = _origins(commit, joiner)
+            if source == process.rank:
+                own = process.ledger.own_blob(process.rank, voted)
+                tree = {**_common(process, commit.target), "objects": process.state.encoded_objects(), "voted": own}
+                sent += transfer.send_source(control.backend, joiner, process.state, tree)[0]
+            if witness == process.rank:
+                sent += transfer.send_needs(control.backend, joiner, process.ledger.blob_of(joiner, voted))
+    except RuntimeError as error:
+        if not process.is_communication(error):
+            raise
+        process.note_trouble(error)
+    return sent
+
+
+def be_fed(process: Process, commit: wire.Commit) -> int:
+    """The joiner's side of ``feed``. Returns bytes received."""
+    control = process.live.control
+    assert control is not None
+    source, witness = _origins(commit, process.rank)
+    tree, received, _ = transfer.receive_source(control.backend, source, process.state)
+    needs = transfer.receive_needs(control.backend, witness)
+    process.state.put_objects(merge(tree["objects"], values.decode(tree["voted"])["objects"], needs["objects"]))
+    rng.restore(needs["rng"])
+    _adopt(process, tree, since_reset=0)
+    return received
+
+
+def merge(newest: dict[str, bytes], voted: dict[str, bytes], own: dict[str, bytes]) -> dict[str, bytes]:
+    """``newest`` and ``voted`` are the source's, now and in the vote; ``own`` is what the lost rank voted."""
+    return {name: newest[name] if voted.get(name) == state else state for name, state in own.items()}
+
+
+def _common(process: Process, step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "total": process.total,
+        "group_count": c10d._world.group_count,
+        "signatures": list(process.ledger.signatures),
+        "capacity": process.ledger.voter.capacity,
+    }
+
+
+def _adopt(process: Process, tree: dict[str, Any], *, since_reset: int) -> None:
+    if tree["total"] != process.total:
+        raise WorkerError(f"the running job plans {tree['total']} steps, this script {process.total}; same script, same flags?")
+    c10d._world.group_count = tree["group_count"]
+    process.ledger.adopt(process.rank, tuple(tree["signatures"]), tree["capacity"])
+    process.counters = Counters(SETTLED_STEPS, since_reset)
+
+
+def _origins(commit: wire.Commit, joiner: int) -> tuple[int, int]:
+    source = commit.sources[joiner]
+    return source, commit.witness.get(joiner, source)

@@ -1,0 +1,133 @@
+"""Where torch is caught, so that an unmodified script can be moved. Installed once a process, before the script runs.
+
+- ``init_process_group`` (both names): the store becomes the job's, a rehearsing process gets a private one.
+- ``c10d._new_process_group_helper``: sees every group, subgroups included.
+- ``destroy_process_group``: groups that are gone need no switching.
+- ``DistributedDataParallel.__init__``: a rehearsing process must not reduce.
+- the global optimizer hooks: the vote.
+- the collectives in ``torch.distributed``: object collectives are synthesised while rehearsing; a communication error before a step's vote
+  is remembered, even if the script swallows it; one after the vote must not cut off the rest of the step (a scheduler.step() would be
+  lost), so there it turns into a no-op.
+Calls that are being compiled go straight to the original. May not know: what the runtime does with all this.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import Store
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tmrun.core.errors import WorkerError
+from tmrun.worker import comm_gloo, sandbox
+
+if TYPE_CHECKING:
+    from tmrun.worker.runtime import Runtime
+
+_TENSOR_COLLECTIVES = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "send", "recv", "isend", "irecv", "batch_isend_irecv",
+)  # fmt: skip
+
+
+def install(runtime: Runtime) -> None:
+    """Catch everything, for this runtime."""
+    _catch_init(runtime)
+    _catch_groups(runtime)
+    _catch_ddp(runtime)
+    register_optimizer_step_pre_hook(lambda *_: runtime.before_update())
+    register_optimizer_step_post_hook(lambda *_: runtime.after_update())
+    for name in (*_TENSOR_COLLECTIVES, *sandbox.OBJECT_COLLECTIVES):
+        setattr(dist, name, _guarded(runtime, getattr(dist, name), sandbox.OBJECT_COLLECTIVES.get(name)))
+
+
+def _catch_init(runtime: Runtime) -> None:
+    original = dist.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(
+        backend: str | None = None, init_method: str | None = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
+        store: Store | None = None, *args: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if store is not None:
+            raise WorkerError(
+                "init_process_group(store=...) cannot be used under tmrun: the store has to outlive this process; leave it out"
+            )
+        _check_place("rank", rank, runtime.rank)
+        _check_place("world_size", world_size, runtime.world)
+        original(backend, None, timeout, runtime.world, runtime.rank, runtime.open_base_store(), *args, **kwargs)
+        runtime.initialised()
+
+    dist.init_process_group = c10d.init_process_group = init_process_group
+
+
+def _check_place(name: str, given: int, ours: int) -> None:
+    if given not in (-1, ours):
+        raise WorkerError(f"init_process_group({name}={given}) under tmrun, which assigned {ours}; leave it out")
+
+
+def _catch_groups(runtime: Runtime) -> None:
+    original = c10d._new_process_group_helper
+
+    @functools.wraps(original)
+    def helper(
+        size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: Any, backend_options: Any = None, **kwargs: Any
+    ) -> Any:
+        before = comm_gloo.open_sockets()
+        if runtime.sandboxed:
+            result = _make_fake(original, size, rank, ranks, backend, store, name, **kwargs)
+        else:
+            result = original(size, rank, ranks, backend, store, name, backend_options, **kwargs)
+        pg = result[0]
+        if isinstance(pg, dist.ProcessGroup):
+            runtime.add_group(name, pg, tuple(ranks) or tuple(range(size)), backend, kwargs["timeout"], comm_gloo.open_sockets() - before)
+        return result
+
+    c10d._new_process_group_helper = helper  # type: ignore[assignment]
+    destroy = dist.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+        runtime.remove_group(None if group is None or group is dist.group.WORLD else group)
+        destroy(group)
+
+    dist.destroy_process_group = c10d.destroy_process_group = destroy_process_group
+
+
+def _make_fake(original: Any, size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: Any, **kwargs: Any) -> Any:
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend
+
+    kwargs["device_id"] = None
+    result = original(size, rank, ranks, c10d.Backend("fake"), store, name, None, **kwargs)
+    pg = result[0]
+    if isinstance(pg, dist.ProcessGroup):  # so that get_backend() answers as it will in the job
+        c10d._world.pg_map[pg] = (backend, result[1])
+        c10d._world.pg_backend_config[pg] = str(c10d.BackendConfig(c10d.Backend(backend)))
+    return result
+
+
+def _catch_ddp(runtime: Runtime) -> None:
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def __init__(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        runtime.add_ddp(self)
+
+    DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
+
+
+def _guarded(runtime: Runtime, original: Callable[..., Any], stand_in: Callable[..., Any] | None) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        return runtime.collective(original, stand_in, args, kwargs)
+
+    return collective

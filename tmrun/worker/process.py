@@ -1,0 +1,118 @@
+"""What the parts of the runtime share: one training process's identity, channels, registered state and counters.
+
+Only data and small questions; the rules are in ``runtime`` (the loop and the step), ``stayer`` (drains and failures), ``standby``
+(rehearsing and taking over) and ``mail`` (what the agent says). May not know: those.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch.distributed as dist
+
+from tmrun import wire
+from tmrun.core.errors import WorkerError
+from tmrun.worker.ballots import Ledger
+from tmrun.worker.board import Board, Pending
+from tmrun.worker.identity import Identity
+from tmrun.worker.link import Link
+from tmrun.worker.live import Live
+from tmrun.worker.pace import Pace
+from tmrun.worker.state import State
+
+SETTLED_STEPS = 2
+"""Optimizer state appears in the first step, DDP rebuilds its buckets after it: a joiner needs both, stayers too before they switch."""
+_COMMUNICATION = ("gloo/", "Connection closed", "Connection reset", "Broken pipe", "Socket closed", "NCCL")
+
+
+class SoftRestart(BaseException):
+    """Unwinds a standby's script, to run it again as another rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+class StepLost(BaseException):
+    """Unwinds a step's block after its vote was lost; ``Step.__exit__`` swallows it."""
+
+
+class VoteBroken(RuntimeError):
+    """The vote could not be held."""
+
+
+class Phase(Enum):
+    """Where the script is."""
+
+    BOOT = "starting"
+    READY = "before run.steps"
+    LOOP = "in the loop"
+    DONE = "after the loop"
+
+
+@dataclass
+class Trouble:
+    """The first sign of a failure, not dealt with yet."""
+
+    since: float
+    error: BaseException | None = None
+
+
+@dataclass
+class Counters:
+    """``done``: steps that happened in this process (or its rehearsal); ``since_reset``: since DDP last forgot its buckets."""
+
+    done: int = 0
+    since_reset: int = 0
+
+
+@dataclass
+class Process:
+    """See the module's text."""
+
+    who: Identity
+    link: Link
+    live: Live
+    sandboxed: bool
+    """Whether process groups are stand-ins."""
+    board: Board = field(default_factory=Board)
+    state: State = field(default_factory=State)
+    ledger: Ledger = field(default_factory=Ledger)
+    counters: Counters = field(default_factory=Counters)
+    pace: Pace = field(default_factory=Pace)
+    phase: Phase = Phase.BOOT
+    total: int = 0
+    trouble: Trouble | None = None
+
+    @property
+    def rank(self) -> int:
+        """Our rank, rehearsed or real."""
+        return self.who.rank
+
+    @property
+    def world(self) -> int:
+        """Number of ranks; never changes."""
+        return self.who.world
+
+    def leaves(self, pending: Pending) -> bool:
+        """Whether a migration lets this process go."""
+        return not pending.failure and self.rank in pending.prepare.ranks
+
+    def report_progress(self, number: int) -> None:
+        """Tell the agent which step begins."""
+        self.link.send(wire.Progress(number, self.pace.step_s))
+
+    def is_communication(self, error: BaseException) -> bool:
+        """Whether an error belongs to a lost connection. Once a failure is reported any does: bodies then run on garbage."""
+        if isinstance(error, StepLost | VoteBroken | dist.DistBackendError | dist.DistNetworkError):
+            return True
+        if isinstance(error, WorkerError) or not isinstance(error, Exception):
+            return False
+        return self.board.failure is not None or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in _COMMUNICATION))
+
+    def note_trouble(self, error: BaseException) -> None:
+        """Remember the first sign."""
+        if self.trouble is None:
+            self.trouble = Trouble(time.monotonic(), error)

@@ -1,0 +1,50 @@
+"""Random number generators: capture and restore all that a step may draw from.
+
+torch on the CPU, torch on every CUDA device in use, Python's ``random``, numpy's legacy global (if numpy is imported). Generators
+that a script made itself travel only if they are registered. May not know: when this is needed.
+"""
+
+from __future__ import annotations
+
+import array
+import random
+import sys
+from typing import Any
+
+import torch
+
+from tmrun.worker import values
+
+
+def capture() -> dict[str, Any]:
+    """The state of all generators, as a tree that ``values`` can encode."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "torch": values.tensor_bytes(torch.get_rng_state()),
+        "python": (version, array.array("Q", words).tobytes(), gauss),
+    }
+    if torch.cuda.is_initialized():
+        state["cuda"] = [values.tensor_bytes(s) for s in torch.cuda.get_rng_state_all()]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
+        state["numpy"] = (name, keys.tobytes(), int(position), int(has_gauss), float(cached))
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Continue every captured generator where it was."""
+    torch.set_rng_state(_tensor(state["torch"]))
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(array.array("Q", words)), gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([_tensor(s) for s in state["cuda"]])
+    if "numpy" in state:
+        import numpy
+
+        name, keys, position, has_gauss, cached = state["numpy"]
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, cached))
+
+
+def _tensor(body: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8)

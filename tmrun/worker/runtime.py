@@ -1,0 +1,367 @@
+"""One training process under tmrun: the loop, the step, the vote.
+
+    active:   BOOT --init_process_group--> READY --run.steps--> LOOP --total reached--> DONE
+    standby:  BOOT --> READY --> LOOP (rehearses two steps) --> parked --Commit--> LOOP (as its rank, live)
+                   ^----------- SoftRestart: needed as another rank -----------'
+
+The *main* thread runs the script and does everything that changes groups or state; the *link* thread (``mail``) posts what the agent says
+on the board, and in a failure cuts the live connections so that a blocked main thread comes back at once.
+
+Inside a step, what a lost connection means depends on the vote:
+
+    before the vote passed, an error unwinds the block -> ``end`` parks, then redoes the step
+    in the vote            -> parks right there, for the answer may be that somebody passed:
+                              target = step + 1: *late commit*: groups are poisoned (collectives become no-ops), the update runs, the real
+                                                 groups come at the end of the block
+                              target = step:     ``StepLost`` unwinds the block, ``end`` redoes
+    after the vote passed  -> the collective becomes a no-op (``collective``), the block finishes, the next boundary parks
+
+Between steps (``_boundary``): first a drain's agreed stop step, then a failure, then the end of the loop.
+May not know: etcd, who decides, other machines.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import Store
+from torch.nn.parallel import DistributedDataParallel
+
+from tmrun import wire
+from tmrun.core.errors import WorkerError
+from tmrun.worker import faults, identity, mail, sandbox, standby, stayer, vote
+from tmrun.worker.api import Step, check_entered
+from tmrun.worker.board import Pending
+from tmrun.worker.comm_gloo import Sockets
+from tmrun.worker.link import Link
+from tmrun.worker.live import Live
+from tmrun.worker.output import Redirection
+from tmrun.worker.process import SETTLED_STEPS, Phase, Process, StepLost, VoteBroken
+from tmrun.worker.state import Snapshot
+
+_LEAD = 2
+"""Steps between an agreement to stop and the stop, so that the control plane decides while training goes on."""
+
+
+@dataclass
+class _InStep:
+    """The step whose block is open."""
+
+    number: int
+    snapshot: Snapshot | None
+    voted: bool = False
+    late: Pending | None = None
+    lost: Pending | None = None
+
+
+def from_environment() -> Runtime:
+    """The runtime of a process that an agent spawned."""
+    who = identity.from_environment()
+    return Runtime(Process(who, Link(who.socket, who.local_rank), Live(who), who.standby))
+
+
+class Runtime:
+    """See the module's text; implements ``api.Engine`` and what ``intercept`` reports to."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._redirection = Redirection(process.who.rehearsal_log)
+        self._fault = None if process.who.standby else faults.from_environment(process.rank)
+        self._started = time.monotonic()
+        self._open: _InStep | None = None
+        self._entered = False
+        self._redo = False
+        self._stop: stayer.Stop | None = None
+
+    # -- life -----------------------------------------------------------------------------------------------------------------------
+    @property
+    def rank(self) -> int:
+        """Our rank, rehearsed or real."""
+        return self._process.rank
+
+    @property
+    def world(self) -> int:
+        """Number of ranks; never changes."""
+        return self._process.world
+
+    @property
+    def sandboxed(self) -> bool:
+        """Whether process groups are stand-ins."""
+        return self._process.sandboxed
+
+    @property
+    def rehearsing(self) -> bool:
+        """For ``Run.rehearsing``."""
+        return self._process.sandboxed
+
+    def start(self) -> None:
+        """Begin to listen to the agent; a standby's output goes to its file from here."""
+        if self.sandboxed:
+            os.environ[wire.ENV_REHEARSING] = "1"
+            self._redirection.start()
+        self._process.link.start(partial(mail.deliver, self._process))
+
+    def become(self, rank: int) -> None:
+        """Soft restart: forget the rehearsed run, keep the warm process."""
+        self._process.who.become(rank)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        c10d._world.group_count = 0
+        self._process.live.clear()
+        self._process.state.clear()
+        self._process.phase, self._open, self._started = Phase.BOOT, None, time.monotonic()
+
+    # -- what interceptions report --------------------------------------------------------------------------------------------------
+    def open_base_store(self) -> Store:
+        """The store for init_process_group."""
+        return self._process.live.base_store(private=self.sandboxed)
+
+    def initialised(self) -> None:
+        """init_process_group returned."""
+        if not self.sandboxed:
+            self._process.live.connect_control()
+        self._process.phase = Phase.READY
+
+    def add_group(
+        self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, sockets: Sockets
+    ) -> None:
+        """User code made a process group."""
+        self._process.live.add(name, pg, ranks, backend, timeout, sockets, fake=self.sandboxed)
+
+    def remove_group(self, pg: dist.ProcessGroup | None) -> None:
+        """User code destroys a process group; None: all of them."""
+        self._process.live.remove(pg)
+
+    def add_ddp(self, model: DistributedDataParallel) -> None:
+        """User code made a DDP instance."""
+        self._process.state.ddps.append(model)
+        if self.sandboxed:
+            sandbox.isolate(model)
+
+    def register(self, registered: dict[str, Any]) -> None:
+        """What ``tmrun.join`` was given."""
+        self._process.state.register(registered)
+
+    # -- the loop -------------------------------------------------------------------------------------------------------------------
+    def steps(self, total: int) -> Iterator[Step]:
+        """Behind ``Run.steps``."""
+        process = self._process
+        if process.phase is not Phase.READY:
+            hint = "call init_process_group first" if process.phase is Phase.BOOT else "one loop a script"
+            raise WorkerError(f"run.steps() {process.phase.value}: {hint}")
+        process.state.encoded_objects()  # complain now about what cannot travel, not in a crash
+        process.total, process.phase = total, Phase.LOOP
+        number = 0
+        if self.sandboxed:
+            for rehearsed in range(SETTLED_STEPS):
+                yield from self._one(rehearsed)
+            number = standby.take_over(process, self._redirection, time.monotonic() - self._started)
+        process.link.send(wire.Joined(total))
+        yield from self._loop(number, total)
+
+    def _loop(self, number: int, total: int) -> Iterator[Step]:
+        try:
+            while (number := self._boundary(number)) < total:
+                yield from self._one(number)
+                number += not self._redo
+        except GeneratorExit:  # the script left the loop
+            self._process.link.send(wire.Finished(number + 1))
+            raise
+        finally:
+            self._process.phase = Phase.DONE
+        self._process.link.send(wire.Finished(total))
+
+    def _one(self, number: int) -> Iterator[Step]:
+        self._entered = False
+        yield Step(number, self)
+        check_entered(self._entered, number)
+
+    def _boundary(self, number: int) -> int:
+        """Everything that may happen before step ``number``; returns it."""
+        process, self._redo = self._process, False
+        while True:
+            if self._stop is not None and self._stop.step <= number:
+                pending, self._stop = self._stop.pending, None
+                stayer.stop_here(process, pending, number)
+            elif process.trouble is not None or process.board.failure is not None:
+                pending = self._park(number)
+                if target_of(pending) != number:
+                    raise WorkerError(f"told to go on at step {target_of(pending)}, but this rank is at step {number}")
+                stayer.carry_out(process, pending, None)
+            else:
+                return number
+
+    # -- the step -------------------------------------------------------------------------------------------------------------------
+    def begin(self, step: Step) -> None:
+        """A step's block is entered."""
+        if self._open is not None:
+            raise WorkerError(f"step {int(step)} begins inside step {self._open.number}; leave the with block first")
+        self._entered, self._redo = True, False
+        self._open = _InStep(int(step), None if self.sandboxed else self._process.state.snapshot())
+        if not self.sandboxed:
+            self._process.pace.begin()
+            if self._process.pace.due():
+                self._process.report_progress(int(step))
+
+    def end(self, step: Step, error: BaseException | None) -> bool:
+        """A step's block is left; whether the error is dealt with."""
+        current = self._open
+        assert current is not None, int(step)
+        try:
+            if self.sandboxed:
+                return False
+            if error is None and not current.voted:
+                error = self._vote_at_the_end(current)
+            handled = self._settle(current, error)
+        finally:
+            self._open = None
+        step.committed = current.voted and error is None
+        if step.committed and current.late is None:
+            self._count(current.number)
+        return handled
+
+    def _vote_at_the_end(self, current: _InStep) -> BaseException | None:
+        """A step without an optimizer votes when its block ends, unless its vote was lost and the script kept that to itself."""
+        try:
+            if current.lost is None:
+                self._vote(current)
+        except StepLost as lost:
+            return lost
+        return None
+
+    def _settle(self, current: _InStep, error: BaseException | None) -> bool:
+        """Carry out what was decided, or find out what is. Whether ``error`` is dealt with."""
+        if current.lost is not None:
+            self._undo(current.lost, current)
+            return True
+        if current.late is not None and error is None:
+            self._count(current.number)  # before the switch, which starts to wait for the first step *after* it
+            stayer.carry_out(self._process, current.late, None)
+            return False
+        if error is None or not (current.late or self._process.is_communication(error)):
+            return False
+        if current.voted:
+            raise _half_step(current.number) from error
+        self._process.note_trouble(error)
+        self._undo(self._park(current.number), current)
+        return True
+
+    def _undo(self, pending: Pending, current: _InStep) -> None:
+        if target_of(pending) != current.number:
+            raise WorkerError(f"told to go on at step {target_of(pending)}, but step {current.number} broke off before its vote")
+        self._redo = True
+        stayer.carry_out(self._process, pending, current.snapshot)
+
+    def _park(self, step: int) -> Pending:
+        self._stop = None
+        return stayer.park(self._process, step)
+
+    def _count(self, number: int) -> None:
+        self._process.counters.done += 1
+        self._process.counters.since_reset += 1
+        resumed = self._process.pace.end()
+        if resumed is not None:
+            epoch, redo_s, pause_s = resumed
+            self._process.link.send(wire.Resumed(epoch, number, redo_s, pause_s))
+
+    # -- the vote -------------------------------------------------------------------------------------------------------------------
+    def before_update(self) -> None:
+        """An optimizer is about to update; the first one in a step votes."""
+        if self._open is not None and not self._open.voted and not self.sandboxed:
+            self._vote(self._open)
+
+    def after_update(self) -> None:
+        """An optimizer updated."""
+        if self._fault is not None and self._open is not None:
+            self._fault(self._open.number, "in_optimizer")
+
+    def _vote(self, current: _InStep) -> None:
+        if self._fault is not None:
+            self._fault(current.number, "before_vote")
+        try:
+            result = self._hold_vote(current)
+        except RuntimeError as error:
+            if not self._process.is_communication(error):
+                raise
+            self._process.note_trouble(error)
+            self._lose(current)
+            return
+        current.voted = True
+        self._process.ledger.passed(result)
+        if self._fault is not None:
+            self._fault(current.number, "after_vote")
+        self._agree(current, result)
+
+    def _hold_vote(self, current: _InStep) -> vote.Result:
+        process = self._process
+        if process.board.failure is not None or process.trouble is not None:
+            raise VoteBroken("a failure was noticed before the vote")
+        drain = process.board.drain
+        ready = drain.id if drain is not None and drain.ready and process.counters.since_reset >= SETTLED_STEPS else 0
+        ballot = process.ledger.ballot(process.state, current.number, good=True, ready=ready)
+        assert process.live.control is not None
+        result = process.ledger.voter.run(process.live.control.backend, ballot)
+        if self._fault is not None and self._fault(current.number, "lose_vote"):
+            process.board.wait(lambda: process.board.failure is not None, 60)
+            raise VoteBroken("lost on purpose")
+        return result
+
+    def _agree(self, current: _InStep, result: vote.Result) -> None:
+        """All ranks see the same ballots: if everyone is ready for a drain, everyone knows where to stop for it."""
+        drain = self._process.board.drain
+        known = self._stop is not None and self._stop.pending is drain
+        if drain is None or drain.build is None or known or not result.agreed(drain.id):
+            return
+        self._stop = stayer.Stop(drain, min(current.number + _LEAD, self._process.total))
+        self._process.link.send(wire.Prepared(drain.id, stop_step=self._stop.step, groups=drain.build.built.ranks))
+
+    def _lose(self, current: _InStep) -> None:
+        """The vote broke: somebody may have passed it all the same, which the control plane finds out."""
+        pending = self._park(current.number)
+        if target_of(pending) == current.number:
+            current.lost = pending
+            raise StepLost
+        current.voted, current.late = True, pending
+        self._process.ledger.passed_unseen()
+        self._process.live.poison()
+
+    # -- errors in collectives ------------------------------------------------------------------------------------------------------
+    @property
+    def in_tail(self) -> bool:
+        """Whether the open step's vote passed: whatever happens, the rest of its block has to run."""
+        return self._open is not None and self._open.voted and not self.sandboxed
+
+    def collective(self, original: Callable[..., Any], stand_in: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+        """Any collective of the script. An error before the vote is remembered: a script that swallows it cannot vote all the same."""
+        if not (self.sandboxed or self._process.live.groups.poisoned):
+            try:
+                return original(*args, **kwargs)
+            except RuntimeError as error:
+                if self._open is None or not self._process.is_communication(error):
+                    raise
+                self._process.note_trouble(error)
+                if not self.in_tail:
+                    raise
+                self._process.live.poison()
+        return (stand_in or original)(*args, **kwargs)
+
+
+def target_of(pending: Pending) -> int:
+    """The step at which a committed migration goes on."""
+    assert pending.commit is not None, pending
+    return pending.commit.target
+
+
+def _half_step(number: int) -> WorkerError:
+    return WorkerError(
+        f"communication failed in step {number} after its optimizer had begun to update, at a place that cannot be skipped "
+        "(an asynchronous collective, or one inside optimizer.step()); finish communication before the first optimizer.step() of a step"
+    )
