@@ -10,8 +10,19 @@ from pathlib import Path
 
 from tmrun.core import codec
 
-ENV_ETCD_PASSWORD = "TMRUN_ETCD_PASSWORD"
-"""Password for the store; passed by environment only, never in argv or files."""
+
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """How to reach a job's store. Holds no secret: passwords come from the environment, keys are files only their owner can read.
+
+    ``endpoints`` as typed (``http://a:2379,http://b:2379``); ``ca``, ``cert``, ``key``: paths of PEM files, empty where there is none.
+    """
+
+    endpoints: str
+    user: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +31,12 @@ class AgentConfig:
 
     job: str
     host: str
-    endpoints: str
+    store: StoreAccess
     address: str
     runtime_dir: str
     marker: str
     """Value of $TMRUN_MARKER in every process of this launcher; what the sweeper looks for."""
     parent_pid: int
-    etcd_user: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     grace_s: float = 10.0
     """From SIGTERM to SIGKILL."""

@@ -31,6 +31,8 @@ ENV_REHEARSAL_LOG = "TMRUN_REHEARSAL_LOG"
 """File that takes a standby's output while it rehearses."""
 ENV_REHEARSING = "TMRUN_REHEARSING"
 """``1`` in a process that rehearses, for code that cannot reach ``run.rehearsing``."""
+ENV_SNAPSHOT_EVERY = "TMRUN_SNAPSHOT_EVERY"
+"""Steps between two snapshots of state that has no replica; measured when unset."""
 ENV_PARENT = "TMRUN_PARENT_PID"
 """Process id of whoever spawned the worker; a worker that finds another parent ends at once."""
 
@@ -88,9 +90,11 @@ class Prepared:
 
     drain, stayer and leaver: ``stop_step`` = the boundary at which this rank waits for Commit or Abort; all ranks report the same.
     failure, stayer: parked; ``step`` is the step it is in or about to begin, ``next_step`` the one it would run next: step + 1 when
-    its vote passed. ``covers`` are the moved ranks whose tensors it holds as a replica.
+    its vote passed. ``covers`` are the moved ranks whose tensors it holds as a replica, ``snapshots``: step -> the ranks whose state at
+    its start it keeps a copy of.
     joiner: everything is None / empty.
-    ``groups`` names the process groups that were rebuilt and their global ranks.
+    ``groups`` names the process groups that were rebuilt and their global ranks; ``kept``, in a failure, those that keep their
+    connections because no operation can have been under way in them.
     """
 
     migration: int
@@ -99,14 +103,28 @@ class Prepared:
     next_step: int | None = None
     covers: tuple[int, ...] = ()
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    snapshots: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    kept: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """My side cannot be prepared (too early, a group could not be built); the migration has to be aborted."""
+    """My side cannot be prepared (too early, a group could not be built); the migration has to be aborted.
+
+    ``again``: another attempt may succeed; else only starting everybody anew helps after a failure.
+    """
 
     migration: int
     reason: str
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A connection broke and no Prepare has explained it: this rank waits. Sent once an epoch."""
+
+    step: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +194,7 @@ class Commit:
     ``comm``: group name -> bootstrap id, as read from the store at the commit; a prepared group with another id must not be used.
     ``witness``: moved rank -> a stayer that reported ``next_step == target``: its last vote holds what only that rank knew (random
     state, data position). A moved rank that is missing here has its source as witness, which must then have passed that vote.
+    ``rollback`` (failure): everybody goes back to the snapshot of ``target``; sources send the copies that they keep, witnesses nothing.
     """
 
     migration: int
@@ -184,6 +203,7 @@ class Commit:
     sources: dict[int, int]
     comm: dict[str, str]
     witness: dict[int, int] = field(default_factory=dict)
+    rollback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +257,13 @@ class StoreReply:
 
 
 Message = (
-    Hello | Joined | Warm | Progress | Prepared | Refused | Switched | Resumed | Left | Finished
+    Hello | Joined | Warm | Progress | Prepared | Refused | Suspect | Switched | Resumed | Left | Finished
     | Prepare | Commit | Abort | Shutdown | StoreRequest | StoreReply
 )  # fmt: skip
 _TYPES: dict[str, type[Message]] = {
     t.__name__: t
     for t in (
-        Hello, Joined, Warm, Progress, Prepared, Refused, Switched, Resumed, Left, Finished,
+        Hello, Joined, Warm, Progress, Prepared, Refused, Suspect, Switched, Resumed, Left, Finished,
         Prepare, Commit, Abort, Shutdown, StoreRequest, StoreReply,
     )
 }  # fmt: skip

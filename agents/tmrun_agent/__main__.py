@@ -13,15 +13,15 @@ import uuid
 from pathlib import Path
 
 from tmrun import __version__, procs
-from tmrun.config import ENV_ETCD_PASSWORD, AgentConfig
+from tmrun.config import AgentConfig
 from tmrun.core import node
 from tmrun.core.errors import TmrunError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import fold
 from tmrun.core.model import Host, Incarnation, Member
-from tmrun.store.api import WatchEvent
-from tmrun.store.endpoints import endpoints
-from tmrun.store.etcd import EtcdStore, boottime
+from tmrun.store.access import open_store
+from tmrun.store.api import Store, WatchEvent
+from tmrun.store.etcd import boottime
 from tmrun_agent.effects import socket_path
 from tmrun_agent.feeders import Interrupted, LeaseLost, Mirror, StoreMoved
 from tmrun_agent.ipc import WorkerServer
@@ -32,14 +32,14 @@ from tmrun_agent.publisher import Publisher
 from tmrun_agent.rendezvous import Rendezvous
 
 STORE_DEADLINE_S = 3.0
+"""Longest wait for the store in the loop; the fence has a thread of its own."""
 
 
 def main(argv: list[str]) -> int:
     """Run one agent until its job ends."""
     config = AgentConfig.load(Path(argv[1]))
     procs.die_with_parent(config.parent_pid)
-    where = endpoints(config.endpoints)
-    store = EtcdStore(where, config.etcd_user or None, os.environ.get(ENV_ETCD_PASSWORD), deadline_s=STORE_DEADLINE_S)
+    store = open_store(config.store, STORE_DEADLINE_S)
     try:
         return _serve(config, store)
     except TmrunError as error:
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         store.close()
 
 
-def _serve(config: AgentConfig, store: EtcdStore) -> int:
+def _serve(config: AgentConfig, store: Store) -> int:
     keys = Keys(config.job)
     inbox: queue.Queue[Item] = queue.Queue()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -57,10 +57,11 @@ def _serve(config: AgentConfig, store: EtcdStore) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     spec = fold(keys, store.list(keys.ctl).entries).spec
     assert spec is not None, "the launcher writes the spec before it starts agents"
-    publisher = Publisher(store, keys, Host(config.host))
+    life = uuid.uuid4().hex[:12]
+    publisher = Publisher(store, keys, Host(config.host), life)
     server = WorkerServer(Path(socket_path(config)), inbox.put, Rendezvous(store, keys).serve)
     lease = Lease(store, spec.lease_ttl_s, lambda number: inbox.put(LeaseLost(number)), boottime)
-    member = Member(Host(config.host), Incarnation(uuid.uuid4().hex[:12]), config.address, os.getpid(), __version__, labels=config.labels)
+    member = Member(Host(config.host), Incarnation(life), config.address, os.getpid(), __version__, labels=config.labels)
     mirror = Mirror()
     processes = Processes(inbox.put, config.grace_s)
 

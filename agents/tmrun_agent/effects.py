@@ -16,6 +16,7 @@ from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Spec
 from tmrun.core.node import Fact, Group
 from tmrun.core.txn import Txn
+from tmrun.interfaces import interface_of
 from tmrun_agent.ipc import WorkerServer
 from tmrun_agent.processes import Processes, bootstrap_command
 from tmrun_agent.publisher import Publisher
@@ -33,8 +34,8 @@ class Effects:
     publisher: Publisher
     submit: Callable[[Txn], bool]
 
-    def execute(self, effect: node.Effect, me: node.Node, job: Job) -> list[Fact]:
-        """Run one effect; Quit is the loop's own."""
+    def execute(self, effect: node.Effect, me: node.Node, job: Job) -> list[Fact] | None:
+        """Run one effect; None: nothing came of it. Quit is the loop's own."""
         match effect:
             case node.Spawn():
                 return [self._spawn(effect, job)]
@@ -53,11 +54,11 @@ class Effects:
             case node.Note():
                 return [effect.fact]
             case node.Quit():
-                return []
+                return None
 
-    def _submit(self, effect: node.Submit) -> list[Fact]:
+    def _submit(self, effect: node.Submit) -> list[Fact] | None:
         if not self.submit(effect.txn):
-            return []
+            return None
         if effect.say:
             self.publisher.event(effect.say)
         return [effect.then] if effect.then else []
@@ -74,6 +75,9 @@ class Effects:
         threads = environment.default_threads(spec, os.environ.get("OMP_NUM_THREADS"))
         if threads is not None:
             env["OMP_NUM_THREADS"] = threads
+        interface = interface_of(self.config.address)
+        if interface is not None:
+            env.setdefault("GLOO_SOCKET_IFNAME", interface)  # else gloo takes what the hostname resolves to, often 127.0.1.1
         env[wire.ENV_SOCKET] = socket_path(self.config)
         env[wire.ENV_ROLE] = effect.purpose.value
         env[wire.ENV_EPOCH] = str(effect.epoch)
@@ -82,7 +86,7 @@ class Effects:
             env[wire.ENV_REHEARSAL_LOG] = f"{self.config.runtime_dir}/{self.config.host}.{local_rank}.rehearsal.log"
         return env
 
-    def _prepare(self, effect: node.Prepare, group: Group | None, job: Job) -> list[Fact]:
+    def _prepare(self, effect: node.Prepare, group: Group | None, job: Job) -> list[Fact] | None:
         assert group is not None and job.spec is not None
         spec, migration = job.spec, effect.migration
         moved = tuple(rank for m in migration.moves for rank in spec.ranks(m.slot))
@@ -90,11 +94,11 @@ class Effects:
         ranks = spec.ranks(effect.slot)
         base = wire.Prepare(migration.id, kind, migration.base_epoch + 1, moved, -1, migration.generation)
         told = self._tell(group, lambda local: replace(base, rank=ranks[local]))
-        return [node.Sent(effect)] if told else []
+        return [node.Sent(effect)] if told else None
 
     def _commit(self, effect: node.Commit, group: Group | None) -> list[Fact]:
         current, how = effect.map, effect.map.resume
-        message = wire.Commit(current.migration, current.epoch, how.target, how.sources, dict(effect.comm), how.witness)
+        message = wire.Commit(current.migration, current.epoch, how.target, how.sources, dict(effect.comm), how.witness, how.rollback)
         self._tell(group, lambda _: message)
         return [node.Sent(effect)]
 

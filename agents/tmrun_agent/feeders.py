@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from tmrun.core.txn import KeyValue
+from tmrun.core.txn import Delete, KeyValue, Op, Put, Txn
 from tmrun.store.api import Changed, WatchEvent
 
 
@@ -25,6 +25,13 @@ class LeaseLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Fenced:
+    """The workers are being killed, because this agent may be taken for dead."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """A signal asks the agent to end."""
 
@@ -35,7 +42,7 @@ class Mirror:
     """The watched keys as last heard. Fed by the watch thread, read by the loop."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._entries: dict[str, KeyValue] = {}
         self._revision = 0
 
@@ -47,6 +54,19 @@ class Mirror:
             elif event.listing.revision >= self._revision:
                 self._entries = {kv.key: kv for kv in event.listing.entries}
                 self._revision = event.listing.revision
+            self._lock.notify_all()
+
+    def wait_for(self, txn: Txn, revision: int, timeout_s: float) -> bool:
+        """True once the watch has told all that ``txn`` did at ``revision``; False when it did not in time."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._revision > revision or all(self._has(op, revision) for op in txn.ops), timeout_s)
+
+    def _has(self, op: Op, revision: int) -> bool:
+        if isinstance(op, Put):
+            return op.key in self._entries and self._entries[op.key].mod_revision >= revision
+        if isinstance(op, Delete):
+            return op.key not in self._entries or self._entries[op.key].mod_revision > revision
+        return not any(kv.key.startswith(op.prefix) and kv.mod_revision <= revision for kv in self._entries.values())
 
     def _change(self, event: Changed) -> None:
         if event.revision < self._revision:

@@ -11,6 +11,7 @@ May not know: slots, migrations.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from tmrun.core import node, transactions
 from tmrun.core.errors import UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import fold
-from tmrun.core.model import Member
+from tmrun.core.model import FENCE_SHARE, Member
 from tmrun.store.api import KeepAlive, Store
+from tmrun_agent.feeders import Fenced
 
 if TYPE_CHECKING:
     from tmrun_agent.loop import Agent
 
-FENCE_SHARE = 0.6
+WATCH_S = 0.1
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Lease:
         """Once a turn, before anything else. An exit code: this agent has to end."""
         if self.interrupted:
             return 128 + self.interrupted
-        self._fence(agent)
+        self._fenced = self._fenced and self.silent
         if self._lost:
             agent.node = node.observe(agent.node, node.Leased(self.acquire()))
         if not agent.job().alive(agent.me):
@@ -78,22 +80,32 @@ class Lease:
             self._unsafe_since = float("inf")
         return None
 
-    def _fence(self, agent: Agent) -> None:
+    def watch(self, agent: Agent) -> None:
+        """Start the thread that ends workers in time even while the loop waits for a store that does not answer."""
+
+        def run() -> None:
+            while True:
+                time.sleep(WATCH_S)
+                if self.silent and not self._progressing(agent) and not self._fenced and agent.runs_a_slot:
+                    self._fenced = True
+                    agent.processes.kill(gently=False)
+                    agent.inbox.put(Fenced(f"no lease renewal for {self.silent_s:.1f} s and no step completed"))
+
+        threading.Thread(target=run, name="fence", daemon=True).start()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since this agent was last surely registered."""
         assert self._alive is not None
-        silent = self.clock() - min(self._alive.last_renewed, self._unsafe_since)
-        limit = self.ttl_s * FENCE_SHARE
-        if silent < limit:
-            self._fenced = False
-            return
-        group = agent.node.group
-        progressing = time.monotonic() - agent.advanced_at < limit
-        if self._fenced or group is None or group.purpose is node.Purpose.STANDBY or progressing:
-            return
-        self._fenced = True
-        agent.effects.processes.kill(gently=False)
-        reason = f"fenced: no lease renewal for {silent:.1f} s and no step completed"
-        agent.node = node.observe(agent.node, node.Killing(reason))
-        agent.publisher.event(f"{agent.member.host}: {reason}")
+        return self.clock() - min(self._alive.last_renewed, self._unsafe_since)
+
+    @property
+    def silent(self) -> bool:
+        """True when others may soon take this agent for dead: it must not start anything."""
+        return self.silent_s > self.ttl_s * FENCE_SHARE
+
+    def _progressing(self, agent: Agent) -> bool:
+        return time.monotonic() - agent.advanced_at < self.ttl_s * FENCE_SHARE
 
     def _adopt(self, agent: Agent) -> None:
         """Same life of this agent, another registration: its slot is still its own unless the map says otherwise.

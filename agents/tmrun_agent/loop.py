@@ -22,14 +22,18 @@ from tmrun.core.model import Member, Seat, Timing, WorkerVote
 from tmrun.core.txn import Listing, Txn
 from tmrun.store.api import Resync, Store
 from tmrun_agent.effects import Effects
-from tmrun_agent.feeders import Interrupted, LeaseLost, Mirror, StoreMoved
+from tmrun_agent.feeders import Fenced, Interrupted, LeaseLost, Mirror, StoreMoved
 from tmrun_agent.ipc import WorkerSaid, WorkerServer
 from tmrun_agent.lease import Lease
 from tmrun_agent.processes import Ended, Processes
 from tmrun_agent.publisher import Publisher
 
 TICK_S = 0.25
-Item = StoreMoved | LeaseLost | Interrupted | WorkerSaid | Ended
+MAX_EFFECTS = 100
+"""Far more than a turn ever needs; then the inbox is looked at again."""
+OWN_NEWS_S = 0.5
+"""The watch usually tells a node what it did itself within milliseconds."""
+Item = StoreMoved | LeaseLost | Fenced | Interrupted | WorkerSaid | Ended
 
 
 @dataclass
@@ -65,6 +69,7 @@ class Agent:
 
     def run(self) -> int:
         """Until the job has ended, or this agent has to leave it."""
+        self.lease.watch(self)
         while True:
             code = self._turn()
             if code is not None:
@@ -72,13 +77,21 @@ class Agent:
             self._learn()
 
     def submit(self, txn: Txn) -> bool:
-        """Run a transaction, then read the store anew: the next decision must see what it did (or that it may have been done)."""
+        """Run a transaction, then wait for the watch to tell what it did: the next decision must see it.
+
+        When it failed, may or may not have been done, or the watch is slow: read everything anew. (Never as a rule: in a large job that
+        would be N nodes reading N keys for each of their transactions.)
+        """
         try:
-            succeeded = self.store.commit(txn).succeeded
+            result = self.store.commit(txn)
         except OutcomeUnknown:
-            succeeded = False
-        self.refresh()
-        return succeeded
+            self.refresh()
+            return False
+        if result.succeeded and self.mirror.wait_for(txn, result.revision, OWN_NEWS_S):
+            self._job = None
+        else:
+            self.refresh()
+        return result.succeeded
 
     def refresh(self) -> None:
         """Re-read the protocol state at one revision."""
@@ -109,6 +122,9 @@ class Agent:
                 self._hear(pid, local_rank, message)
             case LeaseLost(lease):
                 self.lease.lost(lease)
+            case Fenced(reason):
+                self._observe(core.Killing(f"fenced: {reason}"))
+                self.publisher.event(f"{self.member.host} fenced itself: {reason}")
             case Interrupted(number):
                 self.lease.interrupted = number
 
@@ -120,33 +136,44 @@ class Agent:
         if group is None or pid not in group.pids:
             return  # of a group that is over
         match message:
-            case wire.Joined():
-                self._observe(core.WorkerJoined(local))
-            case wire.Warm():
-                self._observe(core.WorkerWarm(local))
             case wire.Progress(step, step_s):
                 self._progress(local, step, step_s)
-            case wire.Prepared():
-                self._observe(core.WorkerAnswered(local, message.migration, self._answer(group, local, message)))
-            case wire.Refused(migration, reason):
-                self._observe(core.WorkerAnswered(local, migration, core.Answer(refused=reason)))
-            case wire.Left():
-                self._observe(core.WorkerLeft(local))
             case wire.Switched():
                 self._observe(core.WorkerJoined(local))
                 self._timing(local, message)
             case wire.Resumed():
                 self._timing(local, message)
             case _:
-                pass
+                fact = self._fact(group, local, message)
+                if fact is not None:
+                    self._observe(fact)
+
+    def _fact(self, group: core.Group, local: int, message: wire.Message) -> core.Fact | None:
+        """What a message means for the node, if anything."""
+        match message:
+            case wire.Joined():
+                return core.WorkerJoined(local)
+            case wire.Warm():
+                return core.WorkerWarm(local)
+            case wire.Left():
+                return core.WorkerLeft(local)
+            case wire.Prepared():
+                return core.WorkerAnswered(local, message.migration, self._answer(group, local, message))
+            case wire.Refused(migration, reason, again):
+                return core.WorkerAnswered(local, migration, core.Answer(refused=reason, again=again))
+            case wire.Suspect(step, text):
+                return core.WorkerDoubts(local, f"a worker lost a connection in step {step} ({text})")
+            case _:
+                return None
 
     def _answer(self, group: core.Group, local: int, message: wire.Prepared) -> core.Answer:
         job = self.job()
         assert job.spec is not None
         worker = None
         if message.step is not None and message.next_step is not None:
-            worker = WorkerVote(job.spec.ranks(group.slot)[local], message.step, message.next_step, message.covers)
-        return core.Answer(message.stop_step, worker, message.groups)
+            rank = job.spec.ranks(group.slot)[local]
+            worker = WorkerVote(rank, message.step, message.next_step, message.covers, message.snapshots)
+        return core.Answer(message.stop_step, worker, frozenset(message.groups))
 
     def _progress(self, local: int, step: int, step_s: float) -> None:
         if step > max((s for s, _ in self._steps.values()), default=-1):
@@ -176,6 +203,7 @@ class Agent:
         return self._job
 
     def _turn(self) -> int | None:
+        code = None
         try:
             code = self.lease.tend(self)
             if code is None:
@@ -187,22 +215,24 @@ class Agent:
             self.lease.lost(self.node.lease)
         except StoreError as error:
             self._said(f"store: {error}")
-            return None
         return code
 
     def _act(self) -> int | None:
-        for _ in range(100):
+        for _ in range(MAX_EFFECTS):
             effect = core.reconcile(self.node, self.job())
             if effect is None:
                 return None
             if isinstance(effect, core.Quit):
                 return effect.exit_code
-            before = self.node, self._job
-            for fact in self.effects.execute(effect, self.node, self.job()):
+            if isinstance(effect, core.Spawn) and self.lease.silent:
+                return None  # others may be about to take this slot
+            facts = self.effects.execute(effect, self.node, self.job())
+            if facts is None:
+                return None  # nothing came of it; the next turn tries again, on what the store says then
+            for fact in facts:
                 self._observe(fact)
-            if (self.node, self._job) == before:
-                return None  # nothing came of it yet; the next turn tries again
-        raise AssertionError(f"no end of effects: {effect}")
+        self.publisher.event(f"{self.member.host}: {MAX_EFFECTS} effects in one turn; looking at the world again")
+        return None
 
     def _coordinate(self) -> None:
         for _ in range(20):
@@ -217,6 +247,7 @@ class Agent:
             now = time.monotonic()
             self.timers = coordinator.observe(self.timers, job, now)
             decision = coordinator.decide(job, self.timers, now)
+            self.publisher.reason(decision.reason)
             if decision.txn is None or not self.submit(decision.txn):
                 return
             if decision.say:
@@ -238,6 +269,12 @@ class Agent:
         if bool(text) != bool(self._told):
             self.publisher.event(text or "the store answers again")
         self._told = text
+
+    @property
+    def runs_a_slot(self) -> bool:
+        """True while workers of a slot may be running here."""
+        group = self.node.group
+        return group is not None and group.purpose is core.Purpose.ACTIVE and not group.gone
 
     @property
     def advanced_at(self) -> float:

@@ -86,7 +86,8 @@ class Processes:
         code = child.wait()
         _reap_session(child.pid)
         if all(c.poll() is not None for c in group):
-            procs.sweep(marker, ENV_GROUP)  # before anybody may say that the slot is free
+            while not procs.sweep(marker, ENV_GROUP):  # a process stuck in the kernel keeps the slot: nobody may say that it is free
+                time.sleep(1)
         shell_code = code if code >= 0 else 128 - code
         self.ended(Ended(child.pid, shell_code, "" if code >= 0 else f"killed by {signal_name(-code)}"))
 

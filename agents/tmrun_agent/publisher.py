@@ -10,7 +10,7 @@ import threading
 import time
 
 from tmrun.core.codec import encode
-from tmrun.core.errors import StoreError
+from tmrun.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from tmrun.core.keys import Keys
 from tmrun.core.model import Event, Host, Progress, Timing
 from tmrun.store.api import Store
@@ -24,10 +24,11 @@ class Publisher:
 
     CLOSE_S = 2.0
 
-    def __init__(self, store: Store, keys: Keys, host: Host) -> None:
-        self._store, self._keys, self._host = store, keys, host
+    def __init__(self, store: Store, keys: Keys, host: Host, life: str) -> None:
+        self._store, self._keys, self._host, self._life = store, keys, host, life
         self._queue: queue.Queue[tuple[str, str] | None] = queue.Queue(_QUEUE)
         self._events = 0
+        self._reason = ""
         self._progress: Progress | None = None
         self._written: Progress | None = None
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -36,11 +37,17 @@ class Publisher:
     def event(self, text: str) -> None:
         """Tell one line of the story."""
         self._events += 1
-        self._put(self._keys.event(self._host, self._events), encode(Event(time.time(), self._host, text)))
+        self._put(self._keys.event(f"{self._host}.{self._life}", self._events), encode(Event(time.time(), self._host, text)))
 
     def timing(self, epoch: int, timing: Timing) -> None:
         """Tell (again, in full) how a worker fared in a switch."""
         self._put(self._keys.timing(epoch, timing.rank), encode(timing))
+
+    def reason(self, text: str) -> None:
+        """Tell what the coordinator waits for, or does; only changes are written."""
+        if text != self._reason:
+            self._reason = text
+            self._put(self._keys.reason, text)
 
     def progress(self, step: int, step_s: float) -> None:
         """Tell how far the workers are; only the newest counts."""
@@ -82,8 +89,11 @@ class Publisher:
             time.sleep(1)
 
     def _try(self, key: str, value: str) -> bool:
+        """False: try again later. What the store refuses is dropped; it is only for people."""
         try:
             self._store.put(key, value)
-        except StoreError:
+        except (StoreUnavailable, OutcomeUnknown):
             return False
+        except StoreError:
+            pass
         return True

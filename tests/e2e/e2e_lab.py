@@ -50,7 +50,7 @@ class Lab:
         return str(self.folder)
 
     def environment(self, **more: str) -> dict[str, str]:
-        mine = {"TMPDIR": str(self.folder / "tmp"), "TEST_LAB": self.marker, "TEST_FAST": str(self.folder / "fast"), "TEST_PACE_S": "0.3"}
+        mine = {"TMPDIR": str(self.folder / "tmp"), "TEST_LAB": self.marker, "TEST_FAST": str(self.folder / "fast"), "TEST_PACE_S": "0.6"}
         return {**os.environ, **mine, **more}
 
     def launch(
@@ -93,6 +93,30 @@ class Lab:
             return value if warm else None
 
         value: dict[str, Any] = wait_for(f"{count} warm standbys\n{self.output()}", ready)
+        return value
+
+    def agents(self, index: int = 0) -> dict[str, int]:
+        """node -> pid of its agent: children of the launcher that run tmrun_agent with a config named after their node."""
+        found = {}
+        for pid in children(self.launches[index].pid):
+            argv = command_line(pid).split()
+            if "tmrun_agent" in argv:
+                found[Path(argv[-1]).stem] = pid
+        return found
+
+    def etcds(self, index: int = 0) -> list[int]:
+        """Pids of the embedded etcds, the children of their guards."""
+        guards = [p for p in children(self.launches[index].pid) if "guard.py" in command_line(p)]
+        return [pid for guard in guards for pid in children(guard)]
+
+    def trains(self, steps: int = 3) -> dict[str, Any]:
+        """Until the workers have done so many steps (more); the status."""
+
+        def ready() -> dict[str, Any] | None:
+            value = self.status()
+            return value if value and (value["step"] or 0) >= steps else None
+
+        value: dict[str, Any] = wait_for(f"step {steps}", ready)
         return value
 
     def go_fast(self) -> None:

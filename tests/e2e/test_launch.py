@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from e2e_lab import DEADLINE_S, Lab, Oracle, children, command_line, wait_for
+from e2e_lab import DEADLINE_S, Lab, Oracle, wait_for
 from test_training_goes_on import assert_exact, settled
 
 from tmrun.store.embedded import EmbeddedEtcd
@@ -111,17 +111,6 @@ def test_signals_to_the_launcher(lab: Lab, script: Path, number: signal.Signals,
     wait_for("workers", lambda: lab.output().count("restart 0") == 2)
     lab.launches[0].send_signal(number)
     assert lab.launches[0].wait(DEADLINE_S) == code
-
-
-def test_the_store_dies(lab: Lab, script: Path) -> None:
-    """With the embedded store the host that runs it is essential; its loss is said and leaves nothing behind."""
-    lab.launch("--local-nodes", "2", script=script, script_args=("sleep",))
-    wait_for("workers", lambda: lab.output().count("restart 0") == 2)
-    (guard,) = [p for p in children(lab.launches[0].pid) if "guard.py" in command_line(p)]
-    (etcd,) = children(guard)
-    os.kill(etcd, signal.SIGKILL)
-    assert lab.launches[0].wait(DEADLINE_S) == 6
-    assert "lost the store of job" in lab.output()
 
 
 BAD = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_lab import STEPS, WORLD, Lab, Oracle, children, command_line, wait_for
+from e2e_lab import STEPS, WORLD, Lab, Oracle, wait_for
 
 LOCAL = ("--local-nodes", "3", "--nnodes", "2", "--nproc-per-node", "2", "--standby", "1")
 ROW_FIELDS = {"epoch", "cause", "leaver", "joiner", "ranks", "detect_s", "bind_s", "comm_s", "state_s", "redo_s", "pause_s"}
@@ -94,7 +94,7 @@ def test_kill_an_agent_with_its_workers(lab: Lab, oracle: Oracle) -> None:
     lab.launch(*LOCAL)
     before = lab.wait_warm()
     victim = before["coordinator"] if before["coordinator"] != "node2" else "node1"
-    pids = _agent_pids(lab)
+    pids = lab.agents()
     row = next(n for n in before["nodes"] if n["name"] == victim)
     other = next(n for n in before["nodes"] if n["name"] not in (victim, "node2"))
     for pid in (pids[victim], *row["pids"]):
@@ -111,7 +111,7 @@ def test_kill_an_agent_only(lab: Lab, oracle: Oracle) -> None:
     """Its workers must not live on."""
     lab.launch(*LOCAL)
     before = lab.wait_warm()
-    os.kill(_agent_pids(lab)["node1"], signal.SIGKILL)
+    os.kill(lab.agents()["node1"], signal.SIGKILL)
     settled(lab, 2)
     gone = lambda: not any(Path(f"/proc/{p}").exists() for p in before["nodes"][1]["pids"])  # noqa: E731 - nor may zombies pile up
     wait_for("the workers of the dead agent are gone", gone, 10)
@@ -140,7 +140,7 @@ def test_again_and_again(lab: Lab, oracle: Oracle) -> None:
 def test_no_standby_left(lab: Lab, oracle: Oracle) -> None:
     """The stayers wait with their state; the failed node itself comes back and takes its ranks."""
     lab.launch("--local-nodes", "2", "--nnodes", "2", "--nproc-per-node", "2")
-    before = wait_for("training", lambda: _trains(lab))
+    before = lab.trains()
     refused = lab.cli("drain", "node1")
     assert refused.returncode == 3
     assert "cannot drain node1: 0 standby nodes for 1 leaving" in refused.stderr
@@ -150,18 +150,3 @@ def test_no_standby_left(lab: Lab, oracle: Oracle) -> None:
     assert lab.node("node0")["pids"] == before["nodes"][0]["pids"], "the stayers were restarted"
     assert lab.finish() == 0
     assert_exact(lab, oracle, may_miss=2)
-
-
-def _trains(lab: Lab) -> dict[str, Any] | None:
-    value = lab.status()
-    return value if value and (value["step"] or 0) >= 3 else None
-
-
-def _agent_pids(lab: Lab) -> dict[str, int]:
-    """Agents are the children of the launcher that run tmrun_agent with a config named after their node."""
-    found = {}
-    for pid in children(lab.launches[0].pid):
-        argv = command_line(pid).split()
-        if "tmrun_agent" in argv:
-            found[Path(argv[-1]).stem] = pid
-    return found

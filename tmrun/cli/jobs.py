@@ -8,23 +8,26 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from tmrun.config import ENV_ETCD_PASSWORD
+from tmrun.config import StoreAccess
 from tmrun.core import codec
 from tmrun.core.errors import NotFoundError, TmrunError, UsageError
-from tmrun.core.keys import Keys, job_of, jobs_prefix
+from tmrun.core.keys import JOBS, Keys
 from tmrun.core.membership import Job, fold
+from tmrun.store.access import ENV_SECRET, open_store, tls_files, with_tls
 from tmrun.store.api import Store
 from tmrun.store.endpoints import endpoints
+from tmrun.store.secret import issue
 
 F = TypeVar("F", bound=Callable[..., Any])
 _RECORD = "job.json"
+DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,8 @@ class LocalJob:
     """A job that a launcher on this machine runs."""
 
     job: str
-    endpoints: str
     pid: int
-    user: str = ""
+    access: StoreAccess
 
 
 def runtime_root() -> Path:
@@ -87,20 +89,39 @@ class Connection:
 @contextmanager
 def connect(job: str | None, etcd: str | None) -> Iterator[Connection]:
     """Connect to the job that is meant. Raises NotFoundError, UsageError, StoreError."""
-    from tmrun.store.etcd import EtcdStore  # grpc is slow to import, and a usage error does not need it
-
-    where, user = etcd, os.environ.get("TMRUN_ETCD_USER", "")
-    if where is None:
-        record = _choose_local(job)
-        where, user, job = record.endpoints, record.user, record.job
-    store = EtcdStore(endpoints(where), user or None, os.environ.get(ENV_ETCD_PASSWORD), deadline_s=5.0)
-    try:
-        yield Connection(store, Keys(_choose_remote(store, job, where)))
-    finally:
-        store.close()
+    with ExitStack() as stack:
+        if etcd is None:
+            record = choose_local(job)
+            where, job = record.access, record.job
+        else:
+            where = remote(etcd, stack)
+        store = open_store(where, DEADLINE_S)
+        stack.callback(store.close)
+        yield Connection(store, Keys(_choose_remote(store, job, where.endpoints)))
 
 
-def _choose_local(job: str | None) -> LocalJob:
+def remote(etcd: str, stack: ExitStack) -> StoreAccess:
+    """A store named on the command line: TLS files, user and secret come from the environment, as for `tmrun run`."""
+    existing = external(etcd)
+    secret = os.environ.get(ENV_SECRET, "")
+    if not secret or existing.cert:
+        return existing
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tmrun-tls-")))
+    where = ",".join(part if "://" in part else f"https://{part}" for part in etcd.split(","))
+    return with_tls(where, issue(secret, folder, ()))
+
+
+def external(etcd: str) -> StoreAccess:
+    """An etcd that is not ours, with what the environment says about it ($TMRUN_ETCD_USER, _CACERT, _CERT, _KEY)."""
+    user, ca, cert, key = (os.environ.get(f"TMRUN_ETCD_{name}", "") for name in ("USER", "CACERT", "CERT", "KEY"))
+    endpoints(etcd)  # complain about the flag before anything is started
+    access = StoreAccess(etcd, user, ca, cert, key)
+    tls_files(access)
+    return access
+
+
+def choose_local(job: str | None) -> LocalJob:
+    """The job that is meant, among those of this machine. Raises NotFoundError, UsageError."""
     running = local_jobs()
     names = ", ".join(sorted(r.job for r in running)) or "none"
     matching = [r for r in running if job is None or r.job == job] or [r for r in running if job and r.job.startswith(job)]
@@ -113,7 +134,7 @@ def _choose_local(job: str | None) -> LocalJob:
 
 
 def _choose_remote(store: Store, job: str | None, where: str) -> str:
-    names = sorted({job_of(kv.key) for kv in store.list(jobs_prefix()).entries if kv.key.endswith("/ctl/spec")})
+    names = sorted(kv.key.removeprefix(JOBS) for kv in store.list(JOBS).entries)
     matching = names if job is None else [n for n in names if n == job] or [n for n in names if n.startswith(job)]
     if len(matching) == 1:
         return matching[0]

@@ -24,29 +24,27 @@ from pathlib import Path
 import click
 
 from tmrun import procs
-from tmrun.cli import jobs, place, read, tables
+from tmrun.cli import jobs, own_store, place, read, tables
 from tmrun.config import AgentConfig
 from tmrun.core import codec, node, transactions
-from tmrun.core.errors import StoreError, TmrunError, UsageError
+from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import End, Event, Host, JobState, Member, Obituary, Spec
-from tmrun.core.txn import DeletePrefix, Put, Txn
-from tmrun.store.api import Changed, WatchEvent
-from tmrun.store.embedded import EmbeddedEtcd
-from tmrun.store.etcd import EtcdStore
+from tmrun.core.txn import Put, Txn
+from tmrun.store.access import open_store
+from tmrun.store.api import Changed, Store, WatchEvent
 
 ENV_NODE = "TMRUN_NODE_MARKER"
 """Marks the processes of one node of one launch."""
 _LEAVE_WAIT_S = 15.0
+STORE_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
     """``local``: how many nodes to run here, named node0..; 0: this host is one node, called ``name``."""
 
-    etcd: str | None
-    rdzv_endpoint: str | None
     local: int
     name: str
     address: str | None
@@ -59,6 +57,7 @@ class Launch:
     job: str
     spec: Spec
     where: Where
+    store: own_store.Choice
     labels: dict[str, str]
     join_timeout_s: float
     grace_s: float
@@ -75,11 +74,11 @@ def launch(wanted: Launch) -> int:
         folder = jobs.make_runtime_dir(wanted.job)
         stack.callback(_start_sweeper(marker, folder))
         procs.adopt_orphans()
-        endpoint = _open_store(wanted, folder, stack, interrupts)
-        store = EtcdStore(endpoint, deadline_s=5.0)
+        own = own_store.provide(wanted.store, folder, stack, interrupts, wanted.join_timeout_s)
+        store = open_store(own.access, STORE_DEADLINE_S)
         stack.callback(store.close)
-        jobs.announce(folder, jobs.LocalJob(wanted.job, endpoint, os.getpid()))
-        launcher = Launcher(wanted, folder, marker, endpoint, store, interrupts)
+        jobs.announce(folder, jobs.LocalJob(wanted.job, os.getpid(), own.access))
+        launcher = Launcher(wanted, folder, marker, own, store, interrupts)
         launcher.prepare()
         return launcher.run()
 
@@ -99,34 +98,6 @@ def _start_sweeper(marker: str, folder: Path) -> Callable[[], None]:
     return finish
 
 
-def _open_store(wanted: Launch, folder: Path, stack: ExitStack, interrupts: queue.SimpleQueue[int]) -> str:
-    where = wanted.where
-    if where.etcd:
-        return where.etcd
-    if where.rdzv_endpoint is None:
-        return stack.enter_context(EmbeddedEtcd(folder / "etcd")).url
-    host, port = place.split_endpoint(where.rdzv_endpoint)
-    url = place.url(host, port)
-    if place.is_local(host):
-        with place.one_starter(port):  # two launchers on one machine must not both start it
-            if not place.answers(url):
-                click.echo(f"tmrun: this host runs the store of the job, at {url}", err=True)
-                return stack.enter_context(EmbeddedEtcd(folder / "etcd", host, port)).url
-    _wait_for_store(url, wanted.join_timeout_s, interrupts)
-    return url
-
-
-def _wait_for_store(url: str, timeout_s: float, interrupts: queue.SimpleQueue[int]) -> None:
-    click.echo(f"tmrun: waiting for the store at {url}", err=True)
-    deadline = time.monotonic() + timeout_s
-    while not place.answers(url):
-        if not interrupts.empty():
-            raise KeyboardInterrupt
-        if time.monotonic() > deadline:
-            raise StoreError(f"no store answered at {url} within {timeout_s:g} s; is the host with that address running the same command?")
-        time.sleep(0.5)
-
-
 @dataclass
 class Launcher:
     """The launch, once there is a store."""
@@ -134,11 +105,12 @@ class Launcher:
     wanted: Launch
     folder: Path
     marker: str
-    endpoint: str
-    store: EtcdStore
+    own: own_store.OwnStore
+    store: Store
     interrupts: queue.SimpleQueue[int]
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     stopping: int = 0
+    _silent: bool = False
     _own: set[int] = field(default_factory=procs.children)
     inbox: queue.SimpleQueue[WatchEvent] = field(default_factory=queue.SimpleQueue)
 
@@ -150,8 +122,15 @@ class Launcher:
     def prepare(self) -> None:
         """Write the spec, or check that it is the one the other hosts launched with. Raises UsageError."""
         job = self._read()
-        if job.end is not None and not job.members:
-            self.store.commit(Txn((), (DeletePrefix(self.keys.root),), "clear an ended job of the same name"))
+        deadline = time.monotonic() + 2 * self.wanted.spec.lease_ttl_s
+        while job.end is not None:
+            if not job.members:
+                self.store.commit(transactions.clear(job))
+            elif time.monotonic() > deadline:
+                raise RefusedError(
+                    f"job {self.wanted.job} has ended, but {', '.join(job.members)} still belongs to it; choose another --job"
+                )
+            time.sleep(0.2)
             job = self._read()
         if job.spec is None and not self.store.commit(transactions.create_spec(job, self.wanted.spec)).succeeded:
             job = self._read()
@@ -167,42 +146,68 @@ class Launcher:
             self.agents[host] = self._start_agent(host)
             self._own.add(self.agents[host].pid)
         try:
-            while (code := self._look(self._read())) is None:
+            while (code := self._turn()) is None:
                 self._wait(0.2)
             self._leave()
             return code
-        except StoreError as error:
-            return self._without_store(error)
         finally:
             self._kill_agents()
 
-    def _without_store(self, error: StoreError) -> int:
-        """Its host leaves first at the end of a job: our agents had read the end and ended with its code. Else it is lost."""
-        codes = {agent.poll() for agent in self.agents.values()}
-        code = codes.pop() if len(codes) == 1 else None
-        if code is None or code < 0:
-            raise StoreError(f"lost the store of job {self.wanted.job}: {error}") from None
+    def _turn(self) -> int | None:
+        """One look; a store that does not answer is waited for, as long as there are agents: training goes on without it."""
+        told = self.own.tend()
+        if told:
+            click.echo(f"tmrun: {told}", err=True)
+        try:
+            code = self._look(self._read())
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            return self._without_store(error)
+        if self._silent:
+            click.echo("tmrun: the store answers again", err=True)
+        self._silent = False
         return code
+
+    def _without_store(self, error: StoreError) -> int | None:
+        """The exit code if our agents have ended by themselves (the store's host leaves first at the end of a job)."""
+        codes = [agent.poll() for agent in self.agents.values()]
+        ended = [c for c in codes if c is not None]
+        if len(ended) == len(codes):
+            if any(c < 0 for c in ended) or not ended:
+                raise StoreError(f"the store of job {self.wanted.job} is lost, and agents of this host have died: {error}") from None
+            return max(ended)
+        if not self.interrupts.empty():
+            click.echo("tmrun: interrupted while the store does not answer; this host leaves the job", err=True)
+            raise KeyboardInterrupt
+        if not self._silent:
+            click.echo(f"tmrun: {error}; training goes on while its steps do", err=True)
+        self._silent = True
+        return None
 
     def _read(self) -> Job:
         return fold(self.keys, self.store.list(self.keys.ctl).entries)
 
     def _banner(self) -> None:
-        spec, where = self.wanted.spec, self.wanted.where
-        store = "etcd" if where.etcd else "embedded etcd"
+        spec, where = self.wanted.spec, self.own.access.endpoints
+        store = "etcd" if self.wanted.store.existing else "embedded etcd"
         standby = f" + {spec.standby} standby" if spec.standby else ""
-        click.echo(
-            f"tmrun: job {self.wanted.job}: {spec.nnodes} active{standby} nodes, {spec.world} workers; {store} {self.endpoint}", err=True
-        )
+        click.echo(f"tmrun: job {self.wanted.job}: {spec.nnodes} active{standby} nodes, {spec.world} workers; {store} {where}", err=True)
 
     def _start_agent(self, host: str) -> subprocess.Popen[bytes]:
+        address = place.address(self.wanted.where.address, self.own.access.endpoints)
         config = AgentConfig(
-            self.wanted.job, host, self.endpoint, place.address(self.wanted.where.address, self.endpoint), str(self.folder), self.marker,
-            os.getpid(), labels=self.wanted.labels, grace_s=self.wanted.grace_s,
-        )  # fmt: skip
+            self.wanted.job,
+            host,
+            self.own.access,
+            address,
+            str(self.folder),
+            self.marker,
+            os.getpid(),
+            self.wanted.labels,
+            self.wanted.grace_s,
+        )
         path = self.folder / f"{host}.json"
         config.save(path)
-        env = {**os.environ, procs.ENV_MARKER: self.marker, ENV_NODE: f"{self.marker}/{host}"}
+        env = {"GRPC_VERBOSITY": "NONE", **os.environ, procs.ENV_MARKER: self.marker, ENV_NODE: f"{self.marker}/{host}"}
         return subprocess.Popen([sys.executable, "-m", "tmrun_agent", str(path)], env=env, start_new_session=True, stdin=subprocess.DEVNULL)
 
     # -- while it runs --------------------------------------------------------------------------------------------------------------
@@ -213,8 +218,8 @@ class Launcher:
         for host, agent in list(self.agents.items()):
             code = agent.poll()
             if code is not None and job.end is None:
-                del self.agents[host]
                 self._bury(job, host, code)
+                del self.agents[host]  # only now: a burial that the store did not take is tried again
         if job.end is not None:
             return node.final_exit_code(job.end.state, job.end.exit_code)
         if not self.agents:
@@ -235,13 +240,16 @@ class Launcher:
 
     def _bury(self, job: Job, host: str, code: int) -> None:
         """This agent was ours, so we know: make sure that its workers are gone, then say so and end its lease at once."""
-        procs.sweep(f"{self.marker}/{host}", ENV_NODE)
+        gone = procs.sweep(f"{self.marker}/{host}", ENV_NODE)
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         member = job.members.get(Host(host))
         if member is None:
             click.echo(f"tmrun: agent {host} ended ({how}) before it joined", err=True)
             return
         value: Member = member.value
+        if not gone:
+            click.echo(f"tmrun: agent {host} is gone ({how}), but a process of its workers cannot be killed; its lease decides", err=True)
+            return
         click.echo(f"tmrun: agent {host} is gone ({how}); its workers are confirmed dead", err=True)
         self.store.commit(Txn((), (Put(self.keys.obituary(host), codec.encode(Obituary(value.host, value.incarnation))),), "obituary"))
         entry = self.store.get(self.keys.member(host))
@@ -272,10 +280,18 @@ class Launcher:
                 break
             self._wait(0.05)
         self._wait(0.05)
-        self._summary()
+        try:
+            self._summary()
+        except StoreError:
+            pass  # its host has left already
 
     def _busy(self) -> bool:
-        return any(a.poll() is None for a in self.agents.values()) or (self.wanted.where.etcd is None and bool(self._read().members))
+        if any(a.poll() is None for a in self.agents.values()):
+            return True
+        try:
+            return bool(self.own.members) and bool(self._read().members)
+        except StoreError:
+            return False
 
     def _summary(self) -> None:
         rows = read.read_history(jobs.Connection(self.store, self.keys), self._read())

@@ -16,7 +16,7 @@ import click
 from tmrun import __version__
 from tmrun.core.errors import TmrunError
 
-_VERBS = ("run", "status", "history", "drain", "undrain", "stop")
+_VERBS = ("run", "status", "history", "drain", "undrain", "stop", "doctor")
 
 
 class _Verbs(click.Group):

@@ -5,16 +5,19 @@ May not know: jobs.
 
 from __future__ import annotations
 
+import errno
 import http.client
 import ipaddress
+import json
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from tmrun.core.errors import UsageError
-from tmrun.store.endpoints import bracketed, endpoints
+from tmrun.store.endpoints import TlsFiles, endpoints
 
 DEFAULT_PORT = 29400
 
@@ -31,22 +34,46 @@ def split_endpoint(text: str) -> tuple[str, int]:
     return host, port or DEFAULT_PORT
 
 
-def url(host: str, port: int) -> str:
-    """An endpoint for the store layer."""
-    return f"http://{bracketed(host)}:{port}"
+def is_loopback(host: str) -> bool:
+    """True when only this machine can reach the name or address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
-def answers(store_url: str) -> bool:
-    """True when an etcd answers there."""
+def listens(host: str, port: int) -> bool:
+    """True when something accepts connections there."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def answers(store_url: str, tls: TlsFiles | None = None, *, quorum: bool = True) -> bool:
+    """True when an etcd answers there; ``quorum``: and can serve. Raises ssl.SSLError when it does not take our certificate."""
     parts = urlsplit(store_url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=1)
+    connection: http.client.HTTPConnection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=1)
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=1, context=_context(tls or TlsFiles()))
     try:
         connection.request("GET", "/health")
-        return b"health" in connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
+        healthy = json.loads(connection.getresponse().read()).get("health") == "true"
+        return healthy or not quorum
+    except ssl.SSLError:
+        raise
+    except (OSError, http.client.HTTPException, ValueError):
         return False
     finally:
         connection.close()
+
+
+def _context(tls: TlsFiles) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=None if tls.ca is None else str(tls.ca))
+    if tls.cert is not None:
+        context.load_cert_chain(tls.cert, tls.key)
+    return context
 
 
 @contextmanager
@@ -57,7 +84,9 @@ def one_starter(port: int) -> Iterator[None]:
             try:
                 lock.bind(f"\0tmrun-store-{port}")
                 break
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 time.sleep(0.05)
         yield
 

@@ -27,4 +27,5 @@ def read_status(connection: Connection) -> dict[str, Any]:
     store, keys = connection.store, connection.keys
     job = fold(keys, store.list(keys.ctl).entries)
     progress = [codec.decode(Progress, kv.value) for kv in store.list(f"{keys.log}progress/").entries]
-    return report.status(job, progress, read_history(connection, job))
+    told = store.get(keys.reason)
+    return report.status(job, progress, read_history(connection, job), told.value if told else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import socket
@@ -9,10 +10,14 @@ from pathlib import Path
 
 import click
 
+from tmrun.cli.jobs import external
 from tmrun.cli.launch import Launch, Where, launch
+from tmrun.cli.own_store import Choice
+from tmrun.cli.place import split_endpoint
 from tmrun.core.errors import UsageError
 from tmrun.core.model import Spec
 from tmrun.core.planner import standby_count
+from tmrun.store.access import ENV_SECRET
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -29,7 +34,21 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 )
 @click.option("--local-nodes", type=click.IntRange(1), help="Run so many nodes on this machine, for trying it out.")
 @click.option("--etcd", metavar="URL[,URL]", envvar="TMRUN_ETCD_ENDPOINTS", help="Use this etcd; needs --job.")
-@click.option("--rdzv-endpoint", metavar="HOST[:PORT]", help="The host with this address runs the job's store, the others connect to it.")
+@click.option(
+    "--rdzv-endpoint", metavar="HOST[:PORT][,...]", help="The host with this address runs the job's store, the others connect to it."
+)
+@click.option(
+    "--etcd-members",
+    type=int,
+    metavar="1|3|5",
+    help="Size of the embedded store; 3 survive the loss of any one, of several hosts if --rdzv-endpoint names three.",
+)
+@click.option(
+    "--secret-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="File with the job's secret, the same on every host; or $TMRUN_SECRET.",
+)
+@click.option("--insecure", is_flag=True, help="Let the embedded store listen on the network without a secret.")
 @click.option("--job", "--rdzv-id", "job", metavar="ID", help="Job id, the same on every host. [default: a new one]")
 @click.option("--node-name", metavar="NAME", help="This host's name in the job. [default: its hostname]")
 @click.option("--local-addr", metavar="ADDR", help="Address of this host for the others. [default: the one that routes to the store]")
@@ -53,6 +72,9 @@ def command(
     local_nodes: int | None,
     etcd: str | None,
     rdzv_endpoint: str | None,
+    etcd_members: int | None,
+    secret_file: str | None,
+    insecure: bool,
     job: str | None,
     node_name: str | None,
     local_addr: str | None,
@@ -81,9 +103,10 @@ def command(
     spec = Spec(
         active, nproc_per_node, spares, (("-m",) if module else ()) + command_line, max_restarts, lease_ttl, node_wait_s=join_timeout
     )
-    where = Where(etcd, rdzv_endpoint, local, _name(node_name or socket.gethostname(), "--node-name"), local_addr)
+    where = Where(local, _name(node_name or socket.gethostname(), "--node-name"), local_addr)
+    store = _store(etcd, rdzv_endpoint, etcd_members, secret_file, insecure)
     name = _name(job or ("job" if rdzv_endpoint else f"j-{secrets.token_hex(3)}"), "--job")
-    return launch(Launch(name, spec, where, _labels(label), join_timeout, shutdown_timeout))
+    return launch(Launch(name, spec, where, store, _labels(label), join_timeout, shutdown_timeout))
 
 
 def _check_script(command_line: tuple[str, ...], module: bool) -> None:
@@ -102,6 +125,16 @@ def _sizes(nnodes: int | None, spares: int, local_nodes: int | None, *, alone: b
     if active < 1 or local_nodes < active + spares:
         raise UsageError(f"--local-nodes {local_nodes} is too few for {max(active, 1)} active + {spares} standby nodes")
     return active, local_nodes
+
+
+def _store(etcd: str | None, rdzv_endpoint: str | None, members: int | None, secret_file: str | None, insecure: bool) -> Choice:
+    if etcd:
+        return Choice(existing=external(etcd))
+    hosts = tuple(split_endpoint(part) for part in rdzv_endpoint.split(",")) if rdzv_endpoint else ()
+    secret = Path(secret_file).read_text().strip() if secret_file else os.environ.get(ENV_SECRET, "")
+    choice = Choice(None, hosts, members or max(1, len(hosts)), secret, insecure)
+    choice.check()
+    return choice
 
 
 def _name(text: str, flag: str) -> str:

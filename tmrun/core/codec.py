@@ -15,13 +15,15 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, cast
 
+from tmrun.core.errors import TmrunError
+
 T = TypeVar("T")
 
 SCHEMA = 1
 """Version of every record written; a reader refuses a higher one."""
 
 
-class CodecError(ValueError):
+class CodecError(TmrunError, ValueError):
     """A record that this version cannot read; says which field and why."""
 
 

@@ -2,7 +2,8 @@
 
     no map          -> enough hosts? start epoch 1
     open migration  -> judge it (``migration``)
-    a slot failed   -> the program's own error: end (or restart within the budget); a lost machine: move the slot to a standby,
+    a slot failed   -> the program's own error: end (or restart within the budget); many nodes vanished at once: wait one lease time for
+                       them to come back (the breaker); a lost machine: move the slot to a standby,
                        restart everybody when moving is impossible, wait when no standby is warm
     ... no more     -> workers that an aborted migration has parked go on: a migration without moves
     a drain is open -> move the host's slots; finish the request when its processes are confirmed gone
@@ -14,17 +15,22 @@ coordinator's own clock, and losing it costs time, never safety. May not know: s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tmrun.core import migration as judging
 from tmrun.core import planner, transactions
 from tmrun.core.membership import Job
-from tmrun.core.model import End, JobState, Kind, Migration, Operation, OpState, RankMap, Seat, Spec, Trouble
+from tmrun.core.model import FENCED_SHARE, End, JobState, Kind, Migration, Operation, OpState, RankMap, Seat, Spec, Trouble
 from tmrun.core.txn import Txn
 
 MAX_ABORTS = 5
 """Failure migrations that may be aborted in a row before the workers are restarted instead."""
+BREAKER_SHARE = 0.1
+"""Of the nodes: a loss of so many at once is not believed at once."""
+DOUBT_SHARE = 1.5
+"""A lost connection that no death has explained for so many lease times is a broken link."""
 MACHINE_RESTARTS = 10
 """Restarts of the whole job that lost machines may cost; ``--max-restarts`` bounds those that the program itself causes."""
 
@@ -60,6 +66,11 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
             going.add(f"parked {job.open_migration.id}")
     if job.map:
         going |= {f"gone {i} {s.incarnation}" for i, s in enumerate(job.map.seats) if not job.alive(s)}
+        if _mass_loss(job, timers, now):
+            going.add("suspect")
+        going.add(f"taking over {job.epoch}")
+        if any(d.epoch == job.epoch for d in job.doubts.values()):
+            going.add(f"doubt {job.epoch}")
         if _failed(job) and not planner.standbys(job):
             going.add("no standby")
     return Timers({what: timers.seen.get(what, now) for what in going})
@@ -110,8 +121,8 @@ def _migrate(job: Job, timers: Timers, now: float) -> Decision:
     if isinstance(verdict, judging.Abort):
         return Decision(transactions.abort(job, verdict.reason), verdict.reason, f"migration {current.id} aborted: {verdict.reason}")
     doubt = [m.slot for m in current.moves if current.kind is Kind.FAILURE and not _confirmed(job, m.slot)]
-    if doubt and timers.since(f"parked {current.id}", now) < job.spec.lease_ttl_s:
-        return Decision(None, f"{_what(job, doubt[0])}: presumed dead, its agent has one lease time to end workers that were cut off")
+    if doubt and timers.since(f"parked {current.id}", now) < job.spec.lease_ttl_s * FENCED_SHARE:
+        return Decision(None, f"{_what(job, doubt[0])}: presumed dead; its agent, if it lives, is ending workers that were cut off")
     txn = transactions.commit(job, verdict.resume, verdict.guarded)
     kept = job.spec.nnodes - len(current.moves)
     say = f"committed epoch {job.epoch + 1} at step {verdict.resume.target}; stayers kept: {kept} nodes, {kept * job.spec.nproc} processes"
@@ -142,41 +153,99 @@ def _failures(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float
     software = [job.troubles[i] for i in failed if job.trouble(i) and job.troubles[i].software]
     if software:
         return _program_error(job, spec, software[0])
-    unsure = [
-        i for i in failed if not _confirmed(job, i) and timers.since(f"gone {i} {current.seats[i].incarnation}", now) < spec.lease_ttl_s
-    ]
-    if unsure:
-        return Decision(None, f"{_what(job, unsure[0])}: presumed dead, acting after one more lease time")
+    frozen = _frozen(job, timers, now)
+    if frozen:
+        return Decision(None, frozen)
     held = [i for i in failed if i in job.runs]
     if held:
         return Decision(None, f"slot {held[0]} is still claimed by {job.runs[held[0]].value.host}")
     if _immovable(job):
-        return _restart(job, MACHINE_RESTARTS + spec.max_restarts, f"{_what(job, failed[0])}; {_immovable(job)}", _exit_code(job, failed))
-    return _replace(job, spec, failed, timers, now)
+        return _restart_after_loss(job, current, failed, f"{_what(job, failed[0])}; {_immovable(job)}", timers, now)
+    late = _taking_over(job, current, failed)
+    if late and timers.since(f"taking over {current.epoch}", now) < spec.prepare_deadline_s:
+        return Decision(None, f"{_what(job, failed[0])}; {late}")
+    return _replace(job, spec, current, failed, timers, now)
+
+
+def breaker_limit(spec: Spec) -> int:
+    """So many nodes that vanish within one lease time, all without a word, accuse the store or the network instead."""
+    return max(3, math.ceil(spec.nnodes * BREAKER_SHARE))
+
+
+def vanished(job: Job) -> list[int]:
+    """Slots whose lease is gone and whose death nobody confirms."""
+    seats = job.map.seats if job.map else ()
+    return [i for i, s in enumerate(seats) if i not in job.done and not job.alive(s) and not _confirmed(job, i)]
+
+
+def _mass_loss(job: Job, timers: Timers, now: float) -> bool:
+    """The breaker has tripped, or trips now. Its timer runs from the trip and is not begun anew by losses that follow it closely, so
+    that it only ever costs one lease time."""
+    assert job.spec is not None and job.map is not None
+    ttl, slots = job.spec.lease_ttl_s, vanished(job)
+    if slots and "suspect" in timers.seen and timers.since("suspect", now) < ttl:
+        return True
+    fresh = [i for i in slots if timers.since(f"gone {i} {job.map.seats[i].incarnation}", now) < ttl]
+    return len(fresh) >= breaker_limit(job.spec)
+
+
+def _frozen(job: Job, timers: Timers, now: float) -> str:
+    """Why nobody is replaced now; empty: go on."""
+    assert job.spec is not None
+    left, slots = job.spec.lease_ttl_s - timers.since("suspect", now), vanished(job)
+    if "suspect" not in timers.seen or left <= 0 or not slots:
+        return ""
+    lost = f"{len(slots)} of {job.spec.nnodes} nodes vanished at once"
+    return f"{lost}: suspecting the store or the network, replacing nobody for {left:.0f} s"
+
+
+def _taking_over(job: Job, current: RankMap, failed: list[int]) -> str:
+    """A joiner that has no state yet can only refuse to be a stayer, which would cost a restart. Empty: nobody is in between."""
+    moved = [m for m in current.moves if m.slot not in failed]
+    runs = {i: r.value for i, r in job.runs.items() if r.value.joined}
+    return next(
+        (f"{m.joiner.host} is still taking over" for m in moved if m.slot not in runs or runs[m.slot].incarnation != m.joiner.incarnation),
+        "",
+    )
 
 
 def _program_error(job: Job, spec: Spec, trouble: Trouble) -> Decision:
     what = f"{trouble.host} rank {trouble.rank}: {trouble.text}"
-    return _restart(job, spec.max_restarts, what, trouble.exit_code)
+    return _restart(job, what, trouble.exit_code, program=True)
 
 
-def _restart(job: Job, budget: int, reason: str, exit_code: int) -> Decision:
+def _restart_after_loss(job: Job, current: RankMap, failed: list[int], reason: str, timers: Timers, now: float) -> Decision:
+    """Nobody is parked here, so a host that is only cut off may go on for a while: give its agent the time to end its workers."""
     assert job.spec is not None
-    if job.restarts >= budget:
-        return _end(job, JobState.FAILED, exit_code, reason if budget == 0 else f"{reason} (after {job.restarts} restarts)")
+    unsure = [i for i in failed if not _confirmed(job, i)]
+    if any(timers.since(f"gone {i} {current.seats[i].incarnation}", now) < job.spec.lease_ttl_s for i in unsure):
+        return Decision(None, f"{_what(job, unsure[0])}: presumed dead, restarting after one more lease time")
+    return _restart(job, reason, _exit_code(job, failed), program=False)
+
+
+def _restart(job: Job, reason: str, exit_code: int, *, program: bool) -> Decision:
+    assert job.spec is not None
+    budget = job.spec.max_restarts if program else MACHINE_RESTARTS
+    spent = job.program_restarts if program else job.machine_restarts
+    if spent >= budget:
+        return _end(job, JobState.FAILED, exit_code, reason if budget == 0 else f"{reason} (after {spent} restarts)")
     seats = planner.first_seats(job)
     if len(seats) < job.spec.nnodes:
         return Decision(None, f"waiting for nodes to restart: {len(seats)} of {job.spec.nnodes} are here")
-    txn = transactions.start(job, seats, Kind.RESTART, reason)
+    txn = transactions.start(job, seats, Kind.RESTART, reason, program=program)
     return Decision(txn, reason, f"restarting all workers (restart {job.restarts + 1}): {reason}")
 
 
-def _replace(job: Job, spec: Spec, failed: list[int], timers: Timers, now: float) -> Decision:
+def _replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: Timers, now: float) -> Decision:
+    if len(failed) > planner.MAX_MOVES:
+        reason = f"{len(failed)} nodes were lost at once, more than one migration can move"
+        return _restart_after_loss(job, current, failed, reason, timers, now)
     plan = planner.plan_moves(job, failed)
     if not plan.short:
         reason = "; ".join(_what(job, i) for i in failed)
         txn = transactions.propose(job, Kind.FAILURE, plan.moves, "", reason)
-        return Decision(txn, reason, f"{reason}. plan: {_plan_text(job, plan)}")
+        unsaid = [_what(job, i) for i in failed if not job.trouble(i)]
+        return Decision(txn, reason, "; ".join([*unsaid, f"plan: {_plan_text(job, plan)}"]))
     waited = timers.since("no standby", now)
     if waited > spec.node_wait_s and not planner.standbys(job, warm_only=False):
         return _end(job, JobState.FAILED, _exit_code(job, failed), f"{_what(job, failed[0])}; no standby within {spec.node_wait_s:.0f} s")
@@ -228,13 +297,28 @@ def _parked(job: Job) -> Migration | None:
 
 def _resync(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
     """Workers are parked and nobody has failed (any more): a migration without moves lets them agree on a step and go on."""
-    parked = _parked(job)
-    if parked is None or job.done:
+    if job.done:
         return None
+    parked = _parked(job)
+    if parked is None:
+        return _unexplained(job, spec, timers, now)
     if _immovable(job):
-        return _restart(job, MACHINE_RESTARTS + spec.max_restarts, _immovable(job), 1)
+        return _restart(job, _immovable(job), 1, program=False)
     reason = f"all ranks are alive again (migration {parked.id}: {parked.reason})"
     return Decision(transactions.propose(job, Kind.FAILURE, (), "", reason), reason, f"{reason}; going on in place")
+
+
+def _unexplained(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | None:
+    """Workers lost a connection to each other, everybody lives, and no lease has run out since: a link broke. Reconnect in place."""
+    doubts = [d for d in job.doubts.values() if d.epoch == job.epoch]
+    if not doubts:
+        return None
+    what = "; ".join(f"{d.host}: {d.text}" for d in doubts)
+    left = DOUBT_SHARE * spec.lease_ttl_s - timers.since(f"doubt {job.epoch}", now)
+    if left > 0:
+        return Decision(None, f"{what}; waiting {left:.0f} s more for a death that would explain it")
+    txn = transactions.propose(job, Kind.FAILURE, (), "", f"a connection broke between living nodes ({what})")
+    return Decision(txn, what, f"{what}; nobody has died, connecting again in place")
 
 
 def _drains(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
@@ -266,7 +350,7 @@ def _propose_drain(job: Job, op: Operation, slots: list[int]) -> Decision:
     failed = _too_often([m for m in job.aborted if m.op == op.id])
     if failed:
         return Decision(transactions.finish_op(job, op, OpState.FAILED, failed), failed, f"drain {op.id} failed: {failed}")
-    plan = planner.plan_moves(job, slots, op.to)
+    plan = planner.plan_moves(job, slots, op.to)  # at most MAX_MOVES; the rest follow in the next migration
     if not plan.moves:
         return Decision(None, plan.why)
     txn = transactions.propose(job, Kind.DRAIN, plan.moves, op.id, op.reason)
@@ -285,7 +369,7 @@ def job_state(job: Job) -> tuple[JobState, str]:
             JobState.RECOVERING if failed else JobState.MIGRATING
         ), f"migration {job.open_migration.id} ({job.open_migration.kind.value})"
     if failed and not planner.standbys(job):
-        return JobState.WAITING, _replace(job, job.spec, failed, Timers(), 0).reason
+        return JobState.WAITING, _replace(job, job.spec, job.map, failed, Timers(), 0).reason
     if failed:
         return JobState.RECOVERING, _what(job, failed[0])
     parked = _parked(job)

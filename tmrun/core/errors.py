@@ -10,6 +10,7 @@
     │   ├── OutcomeUnknown      5   sent, no answer: it may have been applied; re-read before retrying
     │   ├── LeaseGone           6   the lease named in a request has expired
     │   └── StoreDenied         6   authentication or permission
+    ├── CodecError              1   (in codec) a stored record that this version cannot read
     ├── WireError               1   an agent and a worker do not understand each other
     └── WorkerError             1   misuse inside the training process, or a switch that cannot be done
 

@@ -4,10 +4,11 @@
         spec  term  leader  head  end
         members/{host}  obituary/{host}  admin/{host}
         map/{epoch}  comm/{epoch}  migration/{id}  vote/{id}/{host}
-        run/{slot}  trouble/{slot}  done/{slot}
+        run/{slot}  trouble/{slot}  done/{slot}  doubt/{host}
         op/{id}
     /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
-    /tmrun/v1/{job}/log/...    for people: progress/{host}, timing/{epoch}/{rank}, events/{host}/{number}; agents never read it
+    /tmrun/v1/{job}/log/...    for people: progress/{host}, timing/{epoch}/{rank}, events/{writer}/{number}, reason; agents never read it
+    /tmrun/jobs/{job}          index of jobs
 
 Numbers in keys are padded, so that key order is numeric order. May not know: what the values mean.
 """
@@ -19,15 +20,8 @@ from dataclasses import dataclass
 ROOT = "/tmrun/v1/"
 
 
-def jobs_prefix() -> str:
-    """Everything of every job."""
-    return ROOT
-
-
-def job_of(key: str) -> str:
-    """The job a key belongs to."""
-    assert key.startswith(ROOT), key
-    return key[len(ROOT) :].split("/", 1)[0]
+JOBS = "/tmrun/jobs/"
+"""Index: one key a job, so that finding jobs does not read what is in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +98,10 @@ class Keys:
         """A node's answer."""
         return f"{self.ctl}vote/{migration:08d}/{host}"
 
+    def votes(self, migration: int) -> str:
+        """Prefix of all answers to a migration."""
+        return f"{self.ctl}vote/{migration:08d}/"
+
     def run(self, slot: int) -> str:
         """Who runs a slot, leased."""
         return f"{self.ctl}run/{slot:06d}"
@@ -134,17 +132,31 @@ class Keys:
         """A key of c10d's Store."""
         return f"{self.root}kv/{key}"
 
+    def doubt(self, host: str) -> str:
+        """A lost connection nobody has explained, leased."""
+        return f"{self.ctl}doubt/{host}"
+
+    @property
+    def index(self) -> str:
+        """The job's entry among all jobs."""
+        return f"{JOBS}{self.job}"
+
+    @property
+    def reason(self) -> str:
+        """Why the coordinator does what it does, or waits."""
+        return f"{self.log}reason"
+
     def progress(self, host: str) -> str:
-        """How far a node is, leased."""
+        """How far a node is."""
         return f"{self.log}progress/{host}"
 
     def timing(self, epoch: int, rank: int) -> str:
         """A worker's account of a switch."""
         return f"{self.log}timing/{epoch:08d}/{rank:06d}"
 
-    def event(self, host: str, number: int) -> str:
-        """One line of the job's story."""
-        return f"{self.log}events/{host}/{number:08d}"
+    def event(self, writer: str, number: int) -> str:
+        """One line of the job's story; ``writer`` is one life of an agent."""
+        return f"{self.log}events/{writer}/{number:08d}"
 
     @property
     def events(self) -> str:

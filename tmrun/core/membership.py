@@ -18,9 +18,11 @@ from tmrun.core.model import (
     Admin,
     Comm,
     Done,
+    Doubt,
     End,
     Head,
     Host,
+    Kind,
     Leader,
     Member,
     Migration,
@@ -57,8 +59,13 @@ RECORDS: dict[str, type[Any]] = {
     "run": Run,
     "trouble": Trouble,
     "done": Done,
+    "doubt": Doubt,
     "op": Operation,
 }
+
+
+CACHED = 1 << 16
+"""Records kept decoded. A job has about three a node (member, run, vote); with fewer than it has, every fold would decode them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +104,16 @@ class Job:
     runs: Mapping[int, Stored[Run]] = field(default_factory=dict)
     troubles: Mapping[int, Trouble] = field(default_factory=dict)
     done: Mapping[int, Done] = field(default_factory=dict)
+    doubts: Mapping[Host, Doubt] = field(default_factory=dict)
     ops: Mapping[str, Operation] = field(default_factory=dict)
-    restarts: int = 0
-    """How often the whole job was started anew."""
+    machine_restarts: int = 0
+    program_restarts: int = 0
+    """How often the whole job was started anew: because machines were lost, because the program itself failed."""
+
+    @property
+    def restarts(self) -> int:
+        """How often the whole job was started anew, for whatever reason."""
+        return self.machine_restarts + self.program_restarts
 
     @property
     def epoch(self) -> int:
@@ -175,9 +189,11 @@ def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
         votes={Host(k[1]): v for k, v in found["vote"].items() if migration and int(k[0]) == migration.value.id},
         runs={int(k[0]): v for k, v in found["run"].items()},
         troubles={int(k[0]): v.value for k, v in found["trouble"].items()},
+        doubts={Host(k[0]): v.value for k, v in found["doubt"].items()},
         done={int(k[0]): v.value for k, v in found["done"].items()},
         ops={k[0]: v.value for k, v in found["op"].items()},
-        restarts=sum(1 for m in found["map"].values() if m.value.kind.value == "restart"),
+        machine_restarts=sum(m.value.kind is Kind.RESTART and not m.value.program for m in found["map"].values()),
+        program_restarts=sum(m.value.program for m in found["map"].values()),
     )
 
 
@@ -185,7 +201,7 @@ def _aborted(migrations: Iterable[Migration], current: RankMap | None) -> tuple[
     return tuple(m for m in migrations if current is not None and m.base_epoch == current.epoch and m.phase is Phase.ABORTED)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=CACHED)
 def _decode(kind: str, text: str) -> Any:
     return codec.decode(RECORDS[kind], text)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tmrun.core import planner
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, Kind, Migration, OpState, Resume, Seat
+from tmrun.core.model import Host, Kind, Migration, OpState, Resume, Seat, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class Wait:
 
 Verdict = Commit | Abort | Wait
 
+MAX_NAMED = 8
+"""Missing voters that a reason names: it is told again and again, and a job may have thousands."""
 IMMOVABLE = "immovable: "
 """Prefix of the reason of an aborted migration after which only a restart helps; read by the next coordinator, whoever it is."""
 
@@ -78,18 +80,27 @@ def _obstacle(job: Job, migration: Migration, roles: dict[Seat, str]) -> Abort |
         for move in migration.moves:
             if move.slot in job.runs or (job.alive(move.leaver) and not job.trouble(move.slot)):
                 return Abort(f"{move.leaver.host} is back")
+    troubled = {job.map.seats[i]: t for i, t in job.troubles.items() if job.trouble(i)}
     for seat, role in roles.items():
         if not job.alive(seat):
             return Abort(f"{role} {seat.host} is gone")
-        slot = job.map.slot_of(seat)
-        if role != "joiner" and slot is not None and job.trouble(slot):
-            return Abort(f"{role} {seat.host} failed: {job.troubles[slot].text}")
-        vote = job.votes.get(seat.host)
-        if vote is not None and vote.value.incarnation == seat.incarnation and not vote.value.yes:
-            reason = f"{role} {seat.host}: {vote.value.reason}"
-            immovable = migration.kind is Kind.FAILURE and role == "stayer"
-            return Abort((IMMOVABLE if immovable else "") + reason, immovable)
+        if role == "joiner" and seat.host not in job.votes and not job.members[seat.host].value.warm:
+            return Abort(f"joiner {seat.host} is not warm any more")
+        against = _against(job, migration, seat, role, troubled.get(seat))
+        if against:
+            return against
     return None
+
+
+def _against(job: Job, migration: Migration, seat: Seat, role: str, trouble: Trouble | None) -> Abort | None:
+    """A participant that cannot, or said no."""
+    if role != "joiner" and trouble is not None:
+        return Abort(f"{role} {seat.host} failed: {trouble.text}")
+    vote = job.votes.get(seat.host)
+    if vote is None or vote.value.incarnation != seat.incarnation or vote.value.yes:
+        return None
+    immovable = migration.kind is Kind.FAILURE and role == "stayer" and not vote.value.again
+    return Abort((IMMOVABLE if immovable else "") + f"{role} {seat.host}: {vote.value.reason}", immovable)
 
 
 def _count(job: Job, migration: Migration, roles: dict[Seat, str]) -> Commit | Abort | None:
@@ -119,7 +130,9 @@ def _count_failure(job: Job, migration: Migration, guarded: tuple[Host, ...]) ->
 
 def _overdue(job: Job, roles: dict[Seat, str], waited_s: float) -> Verdict:
     assert job.spec is not None
-    missing = ", ".join(f"{role} {s.host}" for s, role in roles.items() if s.host not in job.votes)
+    absent = [f"{role} {s.host}" for s, role in roles.items() if s.host not in job.votes]
+    more = f" and {len(absent) - MAX_NAMED} more" if len(absent) > MAX_NAMED else ""
+    missing = ", ".join(absent[:MAX_NAMED]) + more
     if waited_s > job.spec.prepare_deadline_s:
         return Abort(f"not prepared within {job.spec.prepare_deadline_s:.0f} s: {missing}")
     return Wait(f"waiting for the votes of {missing}")

@@ -24,6 +24,12 @@ class Kind(str, Enum):
     RESTART = "restart"
 
 
+FENCE_SHARE = 0.5
+"""An agent that has not renewed its lease for this share of the TTL, and whose workers complete no step, ends them."""
+FENCED_SHARE = 0.75
+"""Once the stayers have stopped for this share of the TTL, an agent that is cut off has ended its workers: the fence, and a margin."""
+
+
 class Phase(str, Enum):
     """Where a migration stands. Absent phase change for long = its coordinator died; the next one adopts or aborts it."""
 
@@ -76,7 +82,7 @@ class Spec:
     standby: int
     command: tuple[str, ...]
     max_restarts: int = 3
-    lease_ttl_s: int = 15
+    lease_ttl_s: int = 6
     join_wait_s: float = 30.0
     prepare_deadline_s: float = 300.0
     node_wait_s: float = 600.0
@@ -159,11 +165,13 @@ class Resume:
 
     ``target``: the step that runs next. ``sources``: moved rank -> rank that sends it its state. ``witness``: moved rank -> rank that
     passed the last vote before ``target`` and so knows what the moved rank said in it (random state, data position).
+    ``rollback``: a shard without a replica was lost; everybody goes back to the snapshot of ``target``, sources send copies they keep.
     """
 
     target: int
     sources: dict[int, int] = field(default_factory=dict)
     witness: dict[int, int] = field(default_factory=dict)
+    rollback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +189,8 @@ class RankMap:
     moves: tuple[Move, ...] = ()
     resume: Resume = Resume(0)
     reason: str = ""
+    program: bool = False
+    """A restart that the program's own error caused; those have a budget of their own."""
 
     def slot_of(self, seat: Seat) -> int | None:
         """The slot this exact incarnation holds, if any."""
@@ -213,12 +223,16 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class WorkerVote:
-    """What one parked worker said in a failure: the step it is in, the step it would run next, whose replica it is."""
+    """What one parked worker said in a failure: the step it is in, the step it would run next, whose replica it is.
+
+    ``snapshots``: step -> the ranks whose state at its start this worker keeps a copy of (its own, and the rank's it is partner of).
+    """
 
     rank: int
     step: int
     next_step: int
     covers: tuple[int, ...] = ()
+    snapshots: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +243,12 @@ class Vote:
     incarnation: Incarnation
     yes: bool
     reason: str = ""
+    again: bool = False
+    """A no that another attempt may turn into a yes."""
     stop_step: int | None = None
     workers: tuple[WorkerVote, ...] = ()
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    """Names of the process groups that were rebuilt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +289,16 @@ class Trouble:
     text: str
     software: bool
     """True when the program itself gave up (an exception, a non-zero exit); such an error follows the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Workers of a live node lost a connection and wait to be told why. Nobody may have died: a link can break alone."""
+
+    host: Host
+    incarnation: Incarnation
+    epoch: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,14 @@ from enum import Enum
 from tmrun.core import migration as judging
 from tmrun.core import transactions
 from tmrun.core.membership import Job
-from tmrun.core.model import Done, Host, Incarnation, JobState, Kind, Migration, Phase, RankMap, Run, Seat, Trouble, Vote, WorkerVote
+from tmrun.core.model import Done, Doubt, Host, Incarnation, JobState, Kind, Migration, Phase, RankMap, Run, Seat, Trouble, Vote, WorkerVote
 from tmrun.core.txn import Txn
 
 MAX_STANDBY_FAILURES = 3
 """Rehearsals that may fail in a row before the node is no standby any more."""
+
+EXIT_LOST = 76
+"""What a worker ends with that lost its agent, or the sender of the state it was to take over: a machine's failure, not the program's."""
 
 
 class Purpose(str, Enum):
@@ -41,8 +44,10 @@ class Answer:
 
     stop_step: int | None = None
     vote: WorkerVote | None = None
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    groups: frozenset[str] = frozenset()
     refused: str = ""
+    again: bool = False
+    """A refusal that another attempt may turn into a yes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class Group:
     """local rank -> exit code as a shell shows it (128 + n for a signal), in the order of their ends."""
     errors: Mapping[int, str] = field(default_factory=dict)
     """local rank -> what is known of why it ended."""
+    doubt: str = ""
+    """A connection that a worker lost, nobody knows yet why; of the current epoch."""
     joined: frozenset[int] = frozenset()
     warm: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
@@ -141,6 +148,14 @@ class WorkerLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDoubts:
+    """A worker lost a connection and waits."""
+
+    local_rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """A message of an effect was written to every worker."""
 
@@ -166,7 +181,7 @@ class Leased:
     lease: int
 
 
-Fact = Spawned | Exited | WorkerJoined | WorkerWarm | WorkerAnswered | WorkerLeft | Sent | Killing | Forgotten | Leased
+Fact = Spawned | Exited | WorkerJoined | WorkerWarm | WorkerAnswered | WorkerLeft | WorkerDoubts | Sent | Killing | Forgotten | Leased
 
 
 # -- effects ------------------------------------------------------------------------------------------------------------------------
@@ -274,6 +289,8 @@ def _observe_group(group: Group, fact: Fact) -> Group:
             return replace(group, joined=group.joined | {rank})
         case WorkerWarm(rank):
             return replace(group, warm=group.warm | {rank})
+        case WorkerDoubts(_, text):
+            return replace(group, doubt=group.doubt or text)
         case WorkerLeft(rank):
             return replace(group, left=group.left | {rank})
         case WorkerAnswered(rank, migration, answer):
@@ -305,7 +322,7 @@ def _sent(group: Group, effect: Prepare | Commit | Abort) -> Group:
     purpose = Purpose.ACTIVE if stays else group.purpose
     slot = effect.slot if stays else group.slot
     return replace(
-        group, commit_sent=effect.map.epoch, epoch=effect.map.epoch, purpose=purpose, slot=slot, generation=effect.map.generation
+        group, commit_sent=effect.map.epoch, epoch=effect.map.epoch, purpose=purpose, slot=slot, generation=effect.map.generation, doubt=""
     )
 
 
@@ -423,15 +440,16 @@ def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     local, code = next(((r, c) for r, c in group.exits.items() if c), (0, 1))
     text = group.errors.get(local) or (f"killed by signal {code - 128}" if code > 128 else f"exit code {code}")
     rank = job.spec.ranks(group.slot)[local]
-    return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software=code < 128)
+    software = code < 128 and code != EXIT_LOST
+    return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software)
 
 
 def _ended_well(node: Node, job: Job, group: Group) -> Effect:
     held = job.runs.get(group.slot)
     if held is None or held.value.incarnation != node.me.incarnation or group.purpose is Purpose.STANDBY:
         return Note(Forgotten(), "those workers are accounted for")
-    if group.left:
-        return _submit(transactions.release(job, group.slot), Forgotten())
+    if group.left or (job.map is not None and job.map.seats[group.slot] != node.me):
+        return _submit(transactions.release(job, group.slot), Forgotten())  # a leaver; its word may come after its end
     return _submit(transactions.release(job, group.slot, Done(group.slot, job.epoch)), Forgotten())
 
 
@@ -452,15 +470,16 @@ def _migration(node: Node, job: Job, group: Group) -> Effect | None:
 
 
 def _prepare(node: Node, job: Job, group: Group, current: Migration) -> Effect | None:
-    if node.me not in judging.required(job, current):
+    role = judging.required(job, current).get(node.me)
+    if role is None or (role == "joiner") != (group.purpose is Purpose.STANDBY):
         return None
+    if node.me.host in job.votes or not job.alive(node.me):
+        return None  # also when those who were prepared have died since: what replaced them was not part of the vote
     if group.migration != current.id:
         return Prepare(current, _slot_in(current, node.me, group), f"migration {current.id} ({current.kind.value}): {current.reason}")
-    if node.me.host in job.votes or not job.alive(node.me):
-        return None
-    refused = next((a.refused for a in group.answers.values() if a.refused), "")
+    refused = next((a for a in group.answers.values() if a.refused), None)
     if refused:
-        return _submit(transactions.vote(job, Vote(node.me.host, node.me.incarnation, False, refused)))
+        return _submit(transactions.vote(job, Vote(node.me.host, node.me.incarnation, False, refused.refused, refused.again)))
     if len(group.answers) < len(group.pids):
         return None
     return _submit(transactions.vote(job, _yes(node, group)))
@@ -476,8 +495,9 @@ def _yes(node: Node, group: Group) -> Vote:
     host, life = Host(node.me.host), Incarnation(node.me.incarnation)
     if len(stops) > 1:
         return Vote(host, life, False, f"its workers name different stop steps: {sorted(stops)}")
-    groups = {name: ranks for a in answers for name, ranks in a.groups.items()}
-    return Vote(host, life, True, "", stops.pop() if stops else None, tuple(a.vote for a in answers if a.vote), groups)
+    groups = tuple(sorted({name for a in answers for name in a.groups}))
+    workers = tuple(a.vote for a in answers if a.vote)
+    return Vote(host, life, True, stop_step=stops.pop() if stops else None, workers=workers, groups=groups)
 
 
 def _switch(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:
@@ -506,7 +526,7 @@ def _claim(node: Node, job: Job, group: Group, current: RankMap, slot: int) -> E
 
 def _active(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:
     if current.seats[group.slot] == node.me:
-        return _claim(node, job, group, current, group.slot) or _cool(node, job)
+        return _claim(node, job, group, current, group.slot) or _cool(node, job) or _doubt(node, job, group)
     if group.commit_sent == current.epoch and job.alive(current.seats[group.slot]):
         return None
     return Kill(f"slot {group.slot} belongs to {current.seats[group.slot].host} now")
@@ -518,6 +538,15 @@ def _cool(node: Node, job: Job) -> Effect | None:
     if member is None or member.value.incarnation != node.me.incarnation or not member.value.warm:
         return None
     return _submit(transactions.update_member(job, replace(member.value, warm=False), node.lease))
+
+
+def _doubt(node: Node, job: Job, group: Group) -> Effect | None:
+    """Say once an epoch that our workers wait for an explanation."""
+    told = job.doubts.get(node.me.host)
+    if not group.doubt or not job.alive(node.me) or (told is not None and told.epoch == job.epoch):
+        return None
+    doubt = Doubt(Host(node.me.host), Incarnation(node.me.incarnation), job.epoch, group.doubt)
+    return _submit(transactions.report_doubt(job, doubt, node.lease), say=f"{node.me.host}: {group.doubt}; waiting to learn why")
 
 
 def _standby(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:

@@ -53,7 +53,12 @@ def _eligible(job: Job, *, warm_only: bool) -> list[Member]:
 def standbys(job: Job, *, warm_only: bool = True) -> list[Member]:
     """Members that may take a slot now: warm, not draining, and not running one."""
     seated = {s.host for i, s in enumerate(job.map.seats) if job.trouble(i) is None} if job.map else set()
-    return [m for m in _eligible(job, warm_only=warm_only) if m.host not in seated and not job.runs_on(m.host)]
+    busy = seated | {r.value.host for r in job.runs.values()}
+    return [m for m in _eligible(job, warm_only=warm_only) if m.host not in busy]
+
+
+MAX_MOVES = 24
+"""Slots that one migration can move: each needs up to four of a transaction's 128 guards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ def plan_moves(job: Job, slots: Sequence[int], to: str = "") -> Plan:
     free.sort(key=lambda m: job.map is not None and job.map.slot_of_host(m.host) is not None)
     moves: list[Move] = []
     short: list[int] = []
-    for slot in slots:
+    for slot in slots[:MAX_MOVES]:
         if free:
             moves.append(Move(slot, job.map.seats[slot], free.pop(0).seat))
         else:
@@ -108,9 +113,20 @@ def resume(moved: Sequence[int], workers: Sequence[WorkerVote]) -> Resume | None
     target = next_step(workers)
     chosen = sources(moved, workers, target)
     if chosen is None:
-        return None
+        return rollback(moved, workers)
     able = min(w.rank for w in workers if w.next_step == target)
     return Resume(target, chosen, dict.fromkeys(moved, able))
+
+
+def rollback(moved: Sequence[int], workers: Sequence[WorkerVote]) -> Resume | None:
+    """Back to the newest complete snapshot: every parked worker keeps its own copy of it, and somebody that of every moved rank."""
+    for step in sorted({s for w in workers for s in w.snapshots}, reverse=True):
+        held = {w.rank: w.snapshots.get(step, ()) for w in workers}
+        keepers = {rank: min((w for w, ranks in held.items() if rank in ranks), default=None) for rank in moved}
+        found = {rank: keeper for rank, keeper in keepers.items() if keeper is not None}
+        if len(found) == len(moved) and all(rank in ranks for rank, ranks in held.items()):
+            return Resume(step, found, dict(found), rollback=True)
+    return None
 
 
 def worker_votes(votes: Sequence[Vote]) -> tuple[WorkerVote, ...]:

@@ -10,14 +10,16 @@ from typing import Any
 
 from tmrun.core import coordinator
 from tmrun.core.membership import Job, known_hosts, node_state
-from tmrun.core.model import Host, Kind, NodeState, Progress, RankMap, Timing
+from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Timing
 
 API_VERSION = 1
 
 
-def status(job: Job, progress: Iterable[Progress], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One screen. ``progress`` of all nodes, ``rows`` of ``history``."""
+def status(job: Job, progress: Iterable[Progress], rows: Sequence[Mapping[str, Any]], told: str = "") -> dict[str, Any]:
+    """One screen. ``progress`` of all nodes, ``rows`` of ``history``, ``told``: the coordinator's own last words on what it waits for."""
     state, reason = coordinator.job_state(job)
+    if state in (JobState.RENDEZVOUS, JobState.MIGRATING, JobState.RECOVERING, JobState.WAITING):
+        reason = told or reason
     steps = {p.host: p for p in progress}
     nodes = [node_row(job, host) for host in known_hosts(job)]
     active = [steps[s.host] for s in (job.map.seats if job.map else ()) if s.host in steps]
@@ -70,6 +72,10 @@ def checks(job: Job) -> list[dict[str, str]]:
             found.append({"code": "STANDBY_LOW", "text": f"{warm} of {job.spec.standby} standbys"})
         elif warm < job.spec.standby:
             found.append({"code": "STANDBY_COLD", "text": f"{warm} of {job.spec.standby} standbys are warm"})
+        gone = len(coordinator.vanished(job))
+        if gone >= coordinator.breaker_limit(job.spec):
+            text = f"{gone} of {job.spec.nnodes} nodes are gone and nobody confirms their deaths: look at the store and the network"
+            found.append({"code": "STORE_SUSPECT", "text": text})
     if job.end is None and job.leader is None:
         found.append({"code": "NO_COORDINATOR", "text": "no agent coordinates at the moment"})
     return found

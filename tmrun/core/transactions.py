@@ -14,6 +14,7 @@ from tmrun.core.model import (
     Admin,
     Comm,
     Done,
+    Doubt,
     End,
     Head,
     Host,
@@ -64,7 +65,13 @@ def _not_draining(job: Job, host: Host) -> Guard:
 
 def create_spec(job: Job, spec: Spec) -> Txn:
     """The first launcher writes what is launched; all others read it."""
-    return Txn((Absent(job.keys.spec),), (Put(job.keys.spec, encode(spec)),), "create spec")
+    return Txn((Absent(job.keys.spec),), (Put(job.keys.spec, encode(spec)), Put(job.keys.index, "")), "create spec")
+
+
+def clear(job: Job) -> Txn:
+    """Forget an ended job whose nodes have all left, so that its name can be used again."""
+    assert job.end is not None and not job.members
+    return Txn((ValueIs(job.keys.end, encode(job.end)),), (DeletePrefix(job.keys.root), Delete(job.keys.index)), "clear the ended job")
 
 
 def register(job: Job, member: Member, lease: int) -> Txn:
@@ -87,7 +94,7 @@ def elect(job: Job, me: Seat, lease: int) -> Txn:
     return Txn((Absent(job.keys.leader), same_term, _member_unchanged(job, me)), ops, f"elect {me.host} for term {term}")
 
 
-def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str) -> Txn:
+def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program: bool = False) -> Txn:
     """Commit a map under which all workers start from scratch: the first one, or a restart.
 
     Needs no votes: every worker is started anew and fenced by the generation. A seat that died meanwhile is an ordinary failure. Whoever
@@ -97,7 +104,7 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str) -> Txn:
     epoch = job.epoch + 1
     last = job.head.value.last if job.head else 0
     ops = (
-        Put(job.keys.map(epoch), encode(RankMap(epoch, kind, seats, generation=epoch, reason=reason))),
+        Put(job.keys.map(epoch), encode(RankMap(epoch, kind, seats, generation=epoch, reason=reason, program=program))),
         Put(job.keys.head, encode(Head(epoch, 0, last))),
         DeletePrefix(job.keys.troubles),
         DeletePrefix(job.keys.dones),
@@ -118,7 +125,11 @@ def propose(job: Job, kind: Kind, moves: tuple[Move, ...], op: str, reason: str)
     for move in moves:
         guards += [_member_unchanged(job, move.joiner), _not_draining(job, move.joiner.host)]
         guards += _leaver_guards(job, kind, move)
-    ops = (Put(job.keys.head, encode(Head(head.epoch, number, number))), Put(job.keys.migration(number), encode(migration)))
+    ops = (
+        Put(job.keys.head, encode(Head(head.epoch, number, number))),
+        Put(job.keys.migration(number), encode(migration)),
+        DeletePrefix(job.keys.votes(head.last)),  # of the migration before; nobody reads them any more
+    )
     return Txn(tuple(guards), ops, f"propose {kind.value} migration {number}")
 
 
@@ -173,7 +184,7 @@ def comm_ids(job: Job) -> dict[str, str]:
 
 
 def abort(job: Job, reason: str) -> Txn:
-    """Close the open migration without a map."""
+    """Close the open migration without a map. What voters said is kept until the next proposal, for people."""
     assert job.head is not None and job.migration is not None
     head, migration = job.head.value, job.migration.value
     guards = (*_as_leader(job), _head_unchanged(job), ModifiedAt(job.migration.key, job.migration.modified))
@@ -199,7 +210,10 @@ def claim(job: Job, run: Run, lease: int) -> Txn:
     seat = Seat(run.host, run.incarnation)
     assert job.map.seats[run.slot] == seat, (job.map.seats[run.slot], seat)
     key = job.keys.run(run.slot)
-    guards = (Absent(key), _member_unchanged(job, seat), _head_unchanged(job))
+    old = job.troubles.get(run.slot)  # of an earlier generation
+    trouble = job.keys.trouble(run.slot)
+    as_seen = ValueIs(trouble, encode(old)) if old else Absent(trouble)  # a late request must not claim what was given up meanwhile
+    guards = (Absent(key), as_seen, _member_unchanged(job, seat), _head_unchanged(job))
     return Txn(guards, (Put(key, encode(run), lease),), f"claim slot {run.slot}")
 
 
@@ -229,10 +243,19 @@ def report_trouble(job: Job, trouble: Trouble) -> Txn:
 
 
 def finish_op(job: Job, op: Operation, state: OpState, detail: str) -> Txn:
-    """Close an operator's request; a cancelled one stays cancelled."""
+    """Close an operator's request; a cancelled one stays cancelled. A drain that failed leaves its hosts as they were before it."""
     done = replace(op, state=state, detail=detail, epoch=job.epoch)
     guards = (*_as_leader(job), ValueIs(job.keys.op(op.id), encode(op)))
-    return Txn(guards, (Put(job.keys.op(op.id), encode(done)),), f"finish {op.id}")
+    ops: list[Op] = [Put(job.keys.op(op.id), encode(done))]
+    if state is OpState.FAILED:
+        ops += [Delete(job.keys.admin(h)) for h in op.hosts if h in job.admins and job.admins[h].op == op.id]
+    return Txn(guards, tuple(ops), f"finish {op.id}")
+
+
+def report_doubt(job: Job, doubt: Doubt, lease: int) -> Txn:
+    """My workers lost a connection and wait to be told why."""
+    seat = Seat(doubt.host, doubt.incarnation)
+    return Txn((_member_unchanged(job, seat),), (Put(job.keys.doubt(doubt.host), encode(doubt), lease),), f"report doubt of {doubt.host}")
 
 
 def end_job(job: Job, end: End, *, as_leader: bool) -> Txn:
@@ -259,5 +282,6 @@ def withdraw_drain(job: Job, hosts: tuple[Host, ...], op: Operation | None, deta
         guards.append(_not_draining(job, host))
         ops.append(Delete(job.keys.admin(host)))
     if op is not None:
+        guards.append(ValueIs(job.keys.op(op.id), encode(op)))
         ops.append(Put(job.keys.op(op.id), encode(replace(op, state=OpState.CANCELLED, detail=detail))))
     return Txn(tuple(guards), tuple(ops), "undrain")

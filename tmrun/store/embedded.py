@@ -1,7 +1,7 @@
 """An etcd of our own, for a job that brings none: find the program, start it, be sure that it ends.
 
-It is as durable as the process that owns it, no more: no fsync, always a fresh data directory, and it dies with its owner
-even if that is SIGKILLed, through ``guard``.
+It is as durable as the process that owns it, no more: no fsync, a fresh data directory for each owner, and it dies with its owner
+even if that is SIGKILLed, through ``guard``. An etcd that dies alone can be started again on its data by its owner.
 May not know: gRPC, the key layout, what the store is used for.
 """
 
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from tmrun.core.errors import StoreError, StoreUnavailable, UsageError
@@ -29,6 +30,8 @@ from tmrun.store import guard
 from tmrun.store.endpoints import TlsFiles, bracketed
 
 BINARY_VARIABLE = "TMRUN_ETCD"
+MEMBER_NAME = "tmrun"
+"""What the names of our own etcds begin with."""
 OLDEST_SYSTEM = (3, 5, 13)
 """Older ones can revoke live leases when a paused leader resumes; alone on its host, the bundled 3.5.1 has no other leader."""
 
@@ -78,20 +81,40 @@ def _version(binary: Path) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else ()
 
 
-def command(binary: Path, data: Path, host: str, client_port: int, peer_port: int, tls: TlsFiles | None = None) -> list[str]:
-    """One member alone: a fast heartbeat gives a low floor for lease TTLs, no fsync because nothing outlives us anyway."""
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A member of several: its own index among the ``host:port`` peer addresses of all."""
+
+    index: int
+    peers: tuple[str, ...]
+
+
+def command(
+    binary: Path, data: Path, host: str, client_port: int, peer_port: int, tls: TlsFiles | None = None, cluster: Cluster | None = None
+) -> list[str]:
+    """One member alone: a fast heartbeat gives a low floor for lease TTLs. No fsync, because nothing outlives us anyway.
+
+    Several members: etcd's default timings, for real networks; leases then last at least 2 s.
+    """
     scheme = "http" if tls is None else "https"
     client = f"{scheme}://{bracketed(_reachable(host))}:{client_port}"
-    peer = f"http://127.0.0.1:{peer_port}"
-    argv = [str(binary), "--name=tmrun", f"--data-dir={data}"]
+    peers = [f"http://127.0.0.1:{peer_port}"] if cluster is None else [f"{scheme}://{p}" for p in cluster.peers]
+    index = cluster.index if cluster else 0
+    members = ",".join(f"{MEMBER_NAME}{i}={url}" for i, url in enumerate(peers))
+    argv = [str(binary), f"--name={MEMBER_NAME}{index}", f"--data-dir={data}"]
     argv += [f"--listen-client-urls={scheme}://{bracketed(host)}:{client_port}", f"--advertise-client-urls={client}"]
-    argv += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=tmrun={peer}"]
-    argv += ["--heartbeat-interval=20", "--election-timeout=200", "--unsafe-no-fsync"]
-    argv += ["--logger=zap", "--log-level=warn", "--log-outputs=stderr"]
+    argv += [f"--listen-peer-urls={peers[index]}", f"--initial-advertise-peer-urls={peers[index]}", f"--initial-cluster={members}"]
+    argv += ["--heartbeat-interval=20", "--election-timeout=200"] if cluster is None else []
+    argv += ["--unsafe-no-fsync", "--logger=zap", "--log-level=warn", "--log-outputs=stderr"]
     if tls is not None:
         argv += [f"--cert-file={tls.cert}", f"--key-file={tls.key}"]
         argv += ["--client-cert-auth", f"--trusted-ca-file={tls.ca}"] if tls.ca else []
+        argv += _peer_tls(tls) if cluster and tls.ca else []
     return argv
+
+
+def _peer_tls(tls: TlsFiles) -> list[str]:
+    return [f"--peer-cert-file={tls.cert}", f"--peer-key-file={tls.key}", "--peer-client-cert-auth", f"--peer-trusted-ca-file={tls.ca}"]
 
 
 def _reachable(host: str) -> str:
@@ -99,7 +122,7 @@ def _reachable(host: str) -> str:
 
 
 class EmbeddedEtcd:
-    """A running etcd, ready when the constructor returns.
+    """A running etcd, ready when the constructor returns (as one of a ``cluster``: started; ``wait_ready`` tells when).
 
     Keep the object in the process that needs etcd: a *forked* copy of that process (not one that was exec'd) would hold
     the guard's pipe too. With ``tls`` clients must show a certificate signed by ``tls.ca`` (mutual TLS).
@@ -115,6 +138,7 @@ class EmbeddedEtcd:
         tls: TlsFiles | None = None,
         remove_data: bool | None = None,
         ready_s: float = 20.0,
+        cluster: Cluster | None = None,
     ) -> None:
         program = find_binary(binary)
         self.data_dir = _fresh(data_dir)
@@ -125,7 +149,10 @@ class EmbeddedEtcd:
         try:
             for attempt in range(1, _START_TRIES + 1):
                 self.client_port, peer_port = _ports(host, client_port)
-                self._start(command(program, self.data_dir / "data", host, self.client_port, peer_port, tls))
+                self._argv = command(program, self.data_dir / "data", host, self.client_port, peer_port, tls, cluster)
+                self._start(self._argv)
+                if cluster is not None:  # it can answer only when the others are there: see wait_ready
+                    return
                 if self._ready(deadline):
                     return
                 log = self._log_tail()
@@ -137,6 +164,20 @@ class EmbeddedEtcd:
         except BaseException:
             self.close()
             raise
+
+    def restart(self) -> None:
+        """Start an etcd that ended again, on its own data and ports; returns at once, ``wait_ready`` tells when it answers.
+
+        What a killed *process* had acknowledged is in the kernel's page cache, so nothing is lost although it does not fsync; leases
+        come back at full TTL. (After a crash of the machine there is no owner that could ask for this.)
+        """
+        self._stop_guard()
+        self._start(self._argv)
+
+    def wait_ready(self, ready_s: float) -> None:
+        """Until it answers, for a member of a cluster until there is a quorum. Raises StoreError, StoreUnavailable."""
+        if not self._ready(time.monotonic() + ready_s):
+            raise StoreError(f"etcd at {self.endpoint} ended; the end of its log: {self._log_tail() or '(empty)'}")
 
     @property
     def endpoint(self) -> str:
@@ -252,6 +293,14 @@ def _ports(host: str, client_port: int) -> tuple[int, int]:
             raise UsageError(f"port {client_port} on {host} {reason}: {advice}") from None
     peer_port = _free_port("127.0.0.1", {client_port})
     return client_port or _free_port(host, {peer_port}), peer_port
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Different ports that are free now."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(_free_port(host, ports))
+    return sorted(ports)
 
 
 def _free_port(host: str, taken: set[int]) -> int:

@@ -48,7 +48,7 @@ class Engine(Protocol):
     def rehearsing(self) -> bool:
         """Whether no real peers are connected."""
 
-    def register(self, registered: dict[str, Any]) -> None:
+    def register(self, registered: dict[str, Any], snapshot_every: int | None) -> None:
         """Take what was joined."""
 
     def steps(self, total: int) -> Iterator[Step]:
@@ -88,7 +88,7 @@ class Plain:
         self._open: Step | None = None
         self._entered = False
 
-    def register(self, registered: dict[str, Any]) -> None:
+    def register(self, registered: dict[str, Any], snapshot_every: int | None) -> None:
         """Nothing moves here."""
 
     def steps(self, total: int) -> Iterator[Step]:
@@ -118,12 +118,20 @@ def check_entered(entered: bool, number: int) -> None:
         raise WorkerError(f"step {number} ran outside `with step:`; put everything that belongs to the step inside that block")
 
 
-def join(**registered: Any) -> Run:
-    """Name what a successor of this process needs: modules, optimizers, and anything with state_dict and load_state_dict."""
+def join(*, snapshot_every: int | None = None, **registered: Any) -> Run:
+    """Name what a successor of this process needs: modules, optimizers, random number generators, all with a state_dict.
+
+    ``snapshot_every``: where a shard of the state has no replica on another rank, every rank copies its state to another node's memory
+    every so many steps. Chosen from measured costs when left out (TMRUN_SNAPSHOT_EVERY sets it from outside).
+    """
+    from tmrun.worker import rng
     from tmrun.worker.current import HOLDER
 
+    if snapshot_every is not None and snapshot_every < 1:
+        raise WorkerError(f"join(snapshot_every={snapshot_every}): at least 1, or leave it out")
     for name, value in registered.items():
-        if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
+        able = rng.stateful(value)
+        if not (callable(getattr(able, "state_dict", None)) and callable(getattr(able, "load_state_dict", None))):
             raise WorkerError(
                 f"join({name}=...): a {type(value).__name__} has no state_dict and load_state_dict; give it both or leave it out"
             )
@@ -131,5 +139,5 @@ def join(**registered: Any) -> Run:
         raise WorkerError("tmrun.join was called twice; call it once, with everything that has to move")
     HOLDER.joined = True
     engine: Engine = HOLDER.runtime or Plain()
-    engine.register(registered)
+    engine.register(registered, snapshot_every)
     return Run(engine)

@@ -25,12 +25,12 @@ class Ledger:
         self._signature = b""
         self._signed = 0
 
-    def ballot(self, state: State, step: int, *, good: bool, ready: int) -> vote.Ballot:
+    def ballot(self, state: State, step: int, *, good: bool, ready: int, held: int = -1, every: int = 1) -> vote.Ballot:
         """Our ballot for this step."""
         if self._signed < _SIGNED_VOTES:
             self._signature = state.signature()
         self._mine = state.needs()
-        return vote.Ballot(step, good, ready, self._signature, self._mine)
+        return vote.Ballot(step, good, ready, self._signature, self._mine, held, every)
 
     def passed(self, result: vote.Result) -> None:
         """A vote passed, and we know what everybody said."""

@@ -7,13 +7,14 @@
 Each build has its own thread and its own store client: a shared client would let one wait block another. Members enter at very
 different times (a joiner may first restart its script), which gloo's full-mesh connect does not bear; so everybody first passes a
 barrier in the store. Groups are built in the order of their names everywhere, hence no circular waits.
-A joiner publishes which groups it has: groups that only the live ranks have (transient ones) are not rebuilt, or all would wait for it.
+On the way in, every member says of every group that may change that it has it, and in a crash whether it was idle, and at which count
+(see ``groups``). After the barrier all members read the same counts, so they agree on what is rebuilt: what all members have, except
+what all of them had idle at one count; that is kept. A group that some member lacks (transient, or only rehearsed) is left out.
 May not know: steps, votes, when the result is used.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,8 @@ class Built:
 
     groups: dict[str, Communicator] = field(default_factory=dict)
     ranks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    kept: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Groups of this rank that keep their connections though a rank was lost."""
     control: Communicator | None = None
     transfer: Communicator | None = None
 
@@ -134,9 +137,10 @@ class Build:
         if self.plan.role is Role.LEAVER:
             self._connect_transfer(store, 0)
             return
-        self._enter(store)
+        candidates = self._candidates()
+        self._enter(store, candidates)
         rank = self.plan.prepare.rank
-        for group in self._common_groups(store):
+        for group in self._to_build(store, candidates):
             self.built.groups[group.name] = self._build(store, group.name, group.rank, len(group.ranks), group.timeout)
             self.built.ranks[group.name] = group.ranks
         self.built.control = self._build(store, CONTROL, rank, self.plan.world, CONTROL_TIMEOUT)
@@ -144,23 +148,39 @@ class Build:
         if self.plan.role is Role.JOINER and self.plan.prepare.kind is wire.Kind.DRAIN:
             self._connect_transfer(store, 1)
 
-    def _enter(self, store: AgentStore) -> None:
-        if self.plan.role is Role.JOINER:
-            store.set(self.plan.id_of(f"groups/{self.plan.prepare.rank}"), json.dumps([g.name for g in self.plan.groups]))
+    def _candidates(self) -> list[Group]:
+        """In a drain, groups that contain a leaver; in a crash all, if only to find out which were idle."""
+        moved, drain = set(self.plan.prepare.ranks), self.plan.prepare.kind is wire.Kind.DRAIN
+        return [g for g in sorted(self.plan.groups, key=lambda g: g.name) if not (drain and moved.isdisjoint(g.ranks))]
+
+    def _enter(self, store: AgentStore, candidates: Sequence[Group]) -> None:
+        for group in candidates:
+            store.add(self._has(group), 1)
+            if (idle_at := self._idle_at(group)) is not None:
+                store.add(idle_at, 1)
         go = self.plan.id_of("go")
         if store.add(self.plan.id_of("entered"), 1) == self.plan.world:
             store.set(go, "1")
         store.wait([go], _ENTER_TIMEOUT)
 
-    def _common_groups(self, store: AgentStore) -> Sequence[Group]:
-        moved = self.plan.prepare.ranks
-        known = {r: set(json.loads(store.get(self.plan.id_of(f"groups/{r}")))) for r in moved}
-        drain = self.plan.prepare.kind is wire.Kind.DRAIN
-        return [
-            group
-            for group in sorted(self.plan.groups, key=lambda g: g.name)
-            if not (drain and set(moved).isdisjoint(group.ranks)) and all(group.name in known[r] for r in moved if r in group.ranks)
-        ]
+    def _to_build(self, store: AgentStore, candidates: Sequence[Group]) -> list[Group]:
+        found = []
+        for group in candidates:
+            idle_at = self._idle_at(group)
+            if idle_at is not None and store.add(idle_at, 0) == len(group.ranks):
+                self.built.kept[group.name] = group.ranks
+            elif store.add(self._has(group), 0) == len(group.ranks):
+                found.append(group)
+        return found
+
+    def _has(self, group: Group) -> str:
+        return self.plan.id_of(f"has/{group.name}/{_text(group.ranks)}")
+
+    def _idle_at(self, group: Group) -> str | None:
+        """Key under which members meet that were idle at the same count; None for one that was not, or cannot tell."""
+        if self.plan.prepare.kind is wire.Kind.DRAIN or self.plan.role is Role.JOINER or group.idle is None:
+            return None
+        return self.plan.id_of(f"idle/{group.name}/{_text(group.ranks)}/{group.idle}")
 
     def _connect_transfer(self, store: AgentStore, place: int) -> None:
         name = f"x{self.plan.prepare.rank}"
@@ -172,3 +192,7 @@ class Build:
 
     def _build(self, store: AgentStore, name: str, rank: int, size: int, timeout: timedelta) -> Communicator:
         return comm_gloo.build(PrefixStore(self.plan.id_of(name), store), rank, size, timeout)
+
+
+def _text(ranks: tuple[int, ...]) -> str:
+    return ",".join(map(str, ranks))

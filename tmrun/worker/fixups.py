@@ -1,17 +1,22 @@
-"""What DDP and FSDP2 need after a step broke off in the middle.
+"""What DDP, FSDP2 and pipelines need after a step broke off in the middle, and pipeline stages to rehearse.
 
-They keep a step's progress in private fields (expected hooks, running all-gathers, unsharded gradients); after an exception in forward or
-backward these are wrong for the next step. Written for torch 2.10 to 2.13. May not know: why a step broke off.
+DDP and FSDP2 keep a step's progress in private fields (expected hooks, running all-gathers, unsharded gradients); after an exception in
+forward or backward these are wrong for the next step. Pipeline stages ask their neighbours for shapes, which a rehearsal does not have.
+Written for torch 2.10 to 2.13. May not know: why a step broke off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from tmrun.core.errors import WorkerError
 
 
 def reset_ddp(models: Iterable[DistributedDataParallel]) -> None:
@@ -48,3 +53,38 @@ def _drop_failed_gather(group: Any) -> None:
             work.wait()
         except RuntimeError:
             group._all_gather_result = None  # reset_iter_state would raise the same error again
+
+
+def reset_pipelines() -> None:
+    """Forget the losses that a pipeline schedule has collected: the redo would go backward through them again.
+
+    Schedules are registered nowhere, hence the search; it happens after a crash only, in scripts that use pipelining.
+    """
+    module: Any = sys.modules.get("torch.distributed.pipelining.schedules")
+    if module is not None:
+        for schedule in (o for o in gc.get_objects() if isinstance(o, module._PipelineSchedule)):
+            schedule._internal_losses.clear()
+
+
+def rehearse_pipelines(sandboxed: Callable[[], bool]) -> None:
+    """Let pipeline stages rely on the shapes that the script gave, while there is no neighbour to ask."""
+    module: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    stage: Any = getattr(module, "PipelineStage", None)
+    if stage is None or not hasattr(stage, "_warmup_forward_vote") or hasattr(stage, "_tmrun_asks"):
+        return
+    forward, backward = stage._warmup_forward_vote, stage._warmup_backward_result
+
+    def forward_vote(self: Any, has_backward: bool, received_acc: torch.Tensor | None = None) -> Any:
+        if not sandboxed():
+            return forward(self, has_backward, received_acc)
+        if module.InferenceMode.needs_dynamic(self._user_meta, has_backward):
+            raise WorkerError(
+                "PipelineStage asks its neighbours for shapes, which a standby that rehearses does not have; "
+                "give it input_args and output_args (and input_grads, output_grads for DTensors)"
+            )
+        return torch.ones(1, dtype=torch.int32, device=self.device)
+
+    def backward_result(self: Any, received_result: torch.Tensor | None = None) -> Any:
+        return torch.ones(1, dtype=torch.int32, device=self.device) if sandboxed() else backward(self, received_result)
+
+    stage._tmrun_asks, stage._warmup_forward_vote, stage._warmup_backward_result = forward, forward_vote, backward_result

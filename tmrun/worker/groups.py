@@ -1,33 +1,42 @@
 """Every process group that user code made, and how the communicator under it is exchanged.
 
 Everything holds references to torch's ProcessGroup objects (DDP's reducer, DeviceMesh, functional collectives by name), so the object
-stays and its *backend* changes: a ``Switch``. The only implementation here is ``SlotSwitch``, pure Python:
-``pg._register_backend(device, type, backend)`` takes a backend only if ``type`` is new to that group (for a known type it silently
-re-selects the old object), types are one byte, and a registered backend is never released. Hence every exchange takes a fresh
-type: 240 exchanges a group, after which ``room`` is 0 and a migration has to be refused; each leaves an idle backend behind (three threads,
-four descriptors and its connections). The poison backend is one object a group and is re-selected by its type.
+stays and its *backend* changes: a ``Switch``. Two implementations: ``shim`` (C++, forwards to an exchangeable backend) and ``slot``
+(pure Python, for where there is no compiler). Every process of a job may use either.
+
+Which groups change:
+- a drain: those that contain a leaver. All others keep their connections.
+- a crash: those that contain a lost rank, and those that may have been in use. A group keeps its connections only if *every* member
+  shows, once its operations are frozen, that it is *idle at the same count*: it started n collectives since the communicator was made,
+  all n completed without an error, no connection of it was cut, and it never sent or received point to point. Why that is safe: a gloo
+  collective completes on a member when it has received all that it waits for and its sends are handed over; a message sent belongs to
+  the n-th collective for some n, and its receiver, which completed the n-th too, has taken it. So nothing is under way, and tags (which
+  count collectives) agree. Frozen: once a failure is reported, the shim starts nothing on any group (its check and its count are one
+  critical section with the report), and counts are published after that. Two members with different counts (one completed a broadcast
+  that the other never entered) rebuild. Point to point breaks the argument, for ranks take different parts in it.
+  The slot cannot see completion: with it, a crash changes all groups.
+- a group with a moved rank that the joiner does not have (transient, or made after the joiner rehearsed) is not rebuilt but *closed*:
+  using it again is an error that says so.
 May not know: migrations, steps, the agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import comm_gloo
 from tmrun.worker.comm_gloo import Communicator, Sockets
 
-_Type = dist.ProcessGroup.BackendType
-_POISON_TYPE = 15
-_FIRST_TYPE = 16
-_LAST_TYPE = 255
+ENV_SWITCH = "TMRUN_SWITCH"
+"""Which switch to use; see ``choose``."""
 
 
 class Switch(Protocol):
@@ -43,47 +52,70 @@ class Switch(Protocol):
     def poison(self) -> None:
         """Make every further collective a no-op that succeeds, until the next ``install``."""
 
+    def close(self, reason: str) -> None:
+        """Refuse every further collective, until the next ``install``."""
 
-class SlotSwitch:
-    """Exchanges the backend through ``_register_backend``; see the module's text for its limits."""
-
-    def __init__(self, pg: dist.ProcessGroup, *, fake: bool) -> None:
-        self._pg = pg
-        self._fake = fake
-        self._next = _FIRST_TYPE
-        self._poison: FakeProcessGroup | None = None
+    def release(self) -> None:
+        """Free replaced communicators; takes milliseconds each."""
 
     @property
-    def room(self) -> int:
-        """How many more exchanges are possible."""
-        return _LAST_TYPE + 1 - self._next
+    def idle(self) -> int | None:
+        """How many collectives were started and completed on this communicator; None if not provably all of them."""
 
-    def install(self, backend: object) -> None:
-        """Use this backend from the next collective on."""
-        if self._fake:  # a rehearsed group: its GLOO slot is still empty, and DDP looks there
-            self._select(_Type.GLOO, backend)
-            self._pg._set_default_backend(_Type.GLOO)
-            self._fake = False
-            return
-        if not self.room:
-            raise WorkerError(f"process group {self._pg.group_name} was switched {self._next - _FIRST_TYPE} times; restart the job")
-        self._select(_Type(self._next), backend)
-        self._next += 1
+    @property
+    def settled(self) -> bool:
+        """Whether no collective is under way, as far as is known."""
 
-    def poison(self) -> None:
-        """Make every further collective a no-op that succeeds, until the next ``install``."""
-        if self._poison is None:
-            self._poison = FakeProcessGroup._create_internal(self._pg.rank(), self._pg.size())
-        self._select(_Type(_POISON_TYPE), self._poison)
 
-    def _select(self, kind: dist.ProcessGroup.BackendType, backend: Any) -> None:
-        name = self._pg.group_name
-        for device in self._pg._device_types:
-            if device.type in ("cpu", "cuda"):
-                self._pg._register_backend(torch.device(device.type), kind, backend)
-        self._pg._set_group_name(name)  # the name is read from the backend
-        selected = self._pg._get_backend(torch.device("cpu"))
-        assert selected is backend, (name, kind, selected)
+class Switching(Protocol):
+    """How one process switches: makes the switches of its groups, and holds what they share."""
+
+    name: str
+    needs_stand_in: bool
+    """Whether a rehearsing DDP needs a group of its own (``sandbox.isolate``)."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether collectives inside a step became no-ops, because a connection or a rank was lost."""
+
+    @property
+    def first_error(self) -> str:
+        """The first error that was hidden from a step's body, if any."""
+
+    def new(self, pg: dist.ProcessGroup, *, fake: bool) -> Switch:
+        """The switch of a group."""
+
+    def rehearse(self, on: bool) -> None:
+        """Collectives have no peers."""
+
+    def arm(self, on: bool) -> None:
+        """A step's block is open: a lost connection may be hidden from it."""
+
+    def fail(self, on: bool) -> None:
+        """A rank was lost; or (False) the groups are whole again."""
+
+
+def choose() -> Switching:
+    """By the environment variable TMRUN_SWITCH: ``auto`` (the shim if the cache has it), ``shim``, ``slot``."""
+    from tmrun.worker.shim import ShimSwitching, load
+    from tmrun.worker.slot import SlotSwitching
+
+    wanted = os.environ.get(ENV_SWITCH, "auto")
+    if wanted not in ("auto", "shim", "slot"):
+        raise WorkerError(f"{ENV_SWITCH}={wanted}: use auto, shim or slot")
+    module = None if wanted == "slot" else load()
+    if module is None and wanted == "shim":
+        raise WorkerError(f"{ENV_SWITCH}=shim, but the C++ switch is not built; run `python -m tmrun.worker.shim` on this machine first")
+    return SlotSwitching() if module is None else ShimSwitching(module)
+
+
+def select(pg: dist.ProcessGroup, kind: dist.ProcessGroup.BackendType, backend: Any) -> None:
+    """Register a backend for the group's devices; one that is registered under this type already is selected again."""
+    name = pg.group_name
+    for device in pg._device_types:
+        if device.type in ("cpu", "cuda"):
+            pg._register_backend(torch.device(device.type), kind, backend)
+    pg._set_group_name(name)  # the name is read from the backend
 
 
 @dataclass(eq=False)
@@ -96,19 +128,30 @@ class Group:
     timeout: timedelta
     switch: Switch
     sockets: Sockets = field(default_factory=frozenset)
+    certain: bool = True
+    """Whether all of these are its own."""
+    cut: bool = False
+    """Whether its connections were shut."""
 
     @property
     def rank(self) -> int:
         """Our rank within the group."""
         return self.pg.rank()
 
+    @property
+    def idle(self) -> int | None:
+        """See ``Switch.idle``."""
+        return self.switch.idle if self.certain and not self.cut else None
+
 
 class Groups:
-    """The live groups, by name. Not thread-safe: the runtime serialises changes and aborts with one lock."""
+    """The live groups, by name. Not thread-safe: ``Live`` serialises changes and aborts with one lock."""
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
         self.poisoned = False
+        self.closed: dict[dist.ProcessGroup, str] = {}
+        """Groups that cannot be used any more, and why."""
 
     def add(self, group: Group) -> None:
         """Start to manage a group."""
@@ -117,23 +160,44 @@ class Groups:
     def forget(self, pg: dist.ProcessGroup) -> None:
         """User code destroyed this group."""
         self._groups = {n: g for n, g in self._groups.items() if g.pg is not pg}
+        self.closed.pop(pg, None)
 
     def clear(self) -> None:
         """Forget everything (soft restart, or the default group was destroyed)."""
         self._groups = {}
         self.poisoned = False
+        self.closed.clear()
 
     def __iter__(self) -> Iterator[Group]:
         return iter([self._groups[name] for name in sorted(self._groups)])
 
-    def install(self, communicators: Mapping[str, Communicator]) -> None:
-        """Switch the named groups in place; no communication."""
+    def of(self, pg: dist.ProcessGroup) -> Group | None:
+        """The group around a ProcessGroup, if it is managed."""
+        return next((g for g in self._groups.values() if g.pg is pg), None)
+
+    def install(self, communicators: Mapping[str, Communicator]) -> Sockets:
+        """Switch the named groups in place; no communication. Returns the connections that are not needed any more."""
+        old: Sockets = frozenset()
         for name, communicator in communicators.items():
             group = self._groups.get(name)
             if group is not None:  # else: destroyed since it was prepared
                 group.switch.install(communicator.backend)
-                group.sockets = communicator.sockets
+                old |= group.sockets if group.certain else frozenset()
+                group.sockets, group.certain, group.cut = communicator.sockets, communicator.certain, False
+                self.closed.pop(group.pg, None)
         self.poisoned = False
+        return old
+
+    def close(self, group: Group, reason: str) -> None:
+        """Refuse every further use of a group."""
+        self.closed[group.pg] = reason
+        group.switch.close(reason)
+
+    def refuse_closed(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise WorkerError if one of these arguments of a collective is a closed group."""
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, dist.ProcessGroup) and value in self.closed:
+                raise WorkerError(self.closed[value])
 
     def poison(self) -> None:
         """Let all collectives succeed without doing anything."""
@@ -142,8 +206,18 @@ class Groups:
             group.switch.poison()
 
     def abort(self) -> int:
-        """Wake whoever is blocked in any of the groups."""
-        return sum(comm_gloo.abort(group.sockets) for group in self)
+        """Wake whoever is blocked in any of the groups; those that are provably idle are left alone."""
+        count = 0
+        for group in self:
+            if group.idle is None:
+                group.cut = True
+                count += comm_gloo.abort(group.sockets)
+        return count
+
+    def release(self) -> None:
+        """Free what was replaced."""
+        for group in self:
+            group.switch.release()
 
     def full(self) -> str | None:
         """Name of a group that cannot be switched any more."""

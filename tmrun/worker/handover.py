@@ -4,6 +4,8 @@
     failure   a *source* (a replica) sends tensors and its own objects as of the start of ``target``; a *witness* (who passed the vote of
               target - 1) sends what the lost rank itself said in that vote: random state, data position
 
+    rollback  a failure in which a shard was lost that has no replica: stayers go back to their own snapshots, a partner sends the lost one
+
 An object whose state was equal on source and lost rank when both last voted (a scheduler) is a replica, and the source's is newer;
 any other is the lost rank's own. May not know: how a migration was agreed.
 """
@@ -24,8 +26,7 @@ from tmrun.worker.process import SETTLED_STEPS, Counters, Process
 
 def give_all(process: Process, backend: Gloo, step: int) -> None:
     """A leaver's last duty; returns when the joiner has everything."""
-    tree = {**_common(process, step), "rng": rng.capture(), "objects": process.state.encoded_objects()}
-    _, digest = transfer.send_source(backend, 1, process.state, tree)
+    _, digest = transfer.send_source(backend, 1, process.state, _everything(process, step))
     transfer.await_acknowledgement(backend, 1, digest)
 
 
@@ -48,6 +49,11 @@ def feed(process: Process, pending: Pending, commit: wire.Commit) -> int:
     try:
         for joiner in sorted(pending.prepare.ranks):
             source, witness = _origins(commit, joiner)
+            if commit.rollback:
+                if source == process.rank:
+                    copy = process.snapshots.copy_of(joiner, commit.target)
+                    sent += transfer.send_parcel(control.backend, joiner, copy, _agreed(process))[0]
+                continue
             if source == process.rank:
                 own = process.ledger.own_blob(process.rank, voted)
                 tree = {**_common(process, commit.target), "objects": process.state.encoded_objects(), "voted": own}
@@ -67,6 +73,11 @@ def be_fed(process: Process, commit: wire.Commit) -> int:
     assert control is not None
     source, witness = _origins(commit, process.rank)
     tree, received, _ = transfer.receive_source(control.backend, source, process.state)
+    if commit.rollback:
+        process.state.put_objects(tree["objects"])
+        rng.restore(tree["rng"])
+        _adopt(process, tree, since_reset=0)
+        return received
     needs = transfer.receive_needs(control.backend, witness)
     process.state.put_objects(merge(tree["objects"], values.decode(tree["voted"])["objects"], needs["objects"]))
     rng.restore(needs["rng"])
@@ -74,19 +85,45 @@ def be_fed(process: Process, commit: wire.Commit) -> int:
     return received
 
 
+def take_snapshot(process: Process, step: int) -> None:
+    """Copy this rank's state at the boundary before ``step``."""
+    process.snapshots.take(scope(process), step, process.state, _everything(process, step))
+
+
+def roll_back(process: Process, step: int) -> None:
+    """A stayer's way back to its own copy."""
+    process.state.forget_step()
+    tree = transfer.unpack(process.state, process.snapshots.copy_of(process.rank, step))
+    process.state.put_objects(tree["objects"])
+    rng.restore(tree["rng"])
+    c10d._world.group_count = tree["group_count"]
+
+
+def restart_snapshots(process: Process, target: int) -> None:
+    """After a switch: new connections, and a new snapshot at ``target`` if any are needed."""
+    process.snapshots.switched(scope(process), target, process.ledger.signatures)
+
+
+def scope(process: Process) -> str:
+    """Where ranks of this epoch find each other's couriers."""
+    return f"snapshot/{process.who.generation}/{process.who.epoch}"
+
+
 def merge(newest: dict[str, bytes], voted: dict[str, bytes], own: dict[str, bytes]) -> dict[str, bytes]:
     """``newest`` and ``voted`` are the source's, now and in the vote; ``own`` is what the lost rank voted."""
     return {name: newest[name] if voted.get(name) == state else state for name, state in own.items()}
 
 
+def _everything(process: Process, step: int) -> dict[str, Any]:
+    return {**_common(process, step), "rng": rng.capture(), "objects": process.state.encoded_objects()}
+
+
 def _common(process: Process, step: int) -> dict[str, Any]:
-    return {
-        "step": step,
-        "total": process.total,
-        "group_count": c10d._world.group_count,
-        "signatures": list(process.ledger.signatures),
-        "capacity": process.ledger.voter.capacity,
-    }
+    return {"step": step, "group_count": c10d._world.group_count, **_agreed(process)}
+
+
+def _agreed(process: Process) -> dict[str, Any]:
+    return {"total": process.total, "signatures": list(process.ledger.signatures), "capacity": process.ledger.voter.capacity}
 
 
 def _adopt(process: Process, tree: dict[str, Any], *, since_reset: int) -> None:

@@ -1,7 +1,9 @@
 """Where torch is caught, so that an unmodified script can be moved. Installed once a process, before the script runs.
 
 - ``init_process_group`` (both names): the store becomes the job's, a rehearsing process gets a private one.
-- ``c10d._new_process_group_helper``: sees every group, subgroups included.
+- ``c10d._new_process_group_helper``: sees every group, subgroups included, and gives it a part of the store that belongs to the epoch.
+- ``split_group`` and ``shrink_group``: refused, they would make groups that nothing here sees.
+- ``_set_pg_timeout``: later communicators keep it.
 - ``destroy_process_group``: groups that are gone need no switching.
 - ``DistributedDataParallel.__init__``: a rehearsing process must not reduce.
 - the global optimizer hooks: the vote.
@@ -20,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm_gloo, sandbox
+from tmrun.worker import sandbox
 
 if TYPE_CHECKING:
     from tmrun.worker.runtime import Runtime
@@ -41,10 +43,11 @@ def install(runtime: Runtime) -> None:
     _catch_init(runtime)
     _catch_groups(runtime)
     _catch_ddp(runtime)
-    register_optimizer_step_pre_hook(lambda *_: runtime.before_update())
+    register_optimizer_step_pre_hook(lambda optimizer, *_: runtime.before_update(optimizer))
     register_optimizer_step_post_hook(lambda *_: runtime.after_update())
     for name in (*_TENSOR_COLLECTIVES, *sandbox.OBJECT_COLLECTIVES):
         setattr(dist, name, _guarded(runtime, getattr(dist, name), sandbox.OBJECT_COLLECTIVES.get(name)))
+    c10d.isend, c10d.irecv = dist.isend, dist.irecv  # dist.P2POp takes no others
 
 
 def _catch_init(runtime: Runtime) -> None:
@@ -79,17 +82,42 @@ def _catch_groups(runtime: Runtime) -> None:
     def helper(
         size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: Any, backend_options: Any = None, **kwargs: Any
     ) -> Any:
-        before = comm_gloo.open_sockets()
-        if runtime.sandboxed:
-            result = _make_fake(original, size, rank, ranks, backend, store, name, **kwargs)
-        else:
-            result = original(size, rank, ranks, backend, store, name, backend_options, **kwargs)
+        timeout = kwargs["timeout"]
+        with runtime.making_group() as opened:
+            if runtime.sandboxed:
+                result = _make_fake(original, size, rank, ranks, backend, store, name, **kwargs)
+            else:
+                kwargs["timeout"] = runtime.patience(timeout)
+                result = original(size, rank, ranks, backend, runtime.scoped(store), name, backend_options, **kwargs)
         pg = result[0]
-        if isinstance(pg, dist.ProcessGroup):
-            runtime.add_group(name, pg, tuple(ranks) or tuple(range(size)), backend, kwargs["timeout"], comm_gloo.open_sockets() - before)
-        return result
+        if not isinstance(pg, dist.ProcessGroup):
+            return result
+        own = PrefixStore(f"{name}/", store)  # as torch would, without our part: groups made from this one add the epoch of their time
+        c10d._world.pg_map[pg] = (c10d._world.pg_map[pg][0], own)
+        runtime.add_group(name, pg, tuple(ranks) or tuple(range(size)), backend, timeout, opened)
+        return pg, own
 
     c10d._new_process_group_helper = helper  # type: ignore[assignment]
+    barrier = c10d._store_based_barrier
+
+    @functools.wraps(barrier)
+    def store_based_barrier(rank: int, store: Any, *args: Any, **kwargs: Any) -> None:
+        with runtime.making_group():
+            barrier(rank, runtime.scoped(store), *args, **kwargs)
+
+    c10d._store_based_barrier = store_based_barrier
+    set_timeout = c10d._set_pg_timeout
+
+    @functools.wraps(set_timeout)
+    def set_pg_timeout(timeout: Any, group: dist.ProcessGroup | None = None) -> None:
+        if not runtime.set_timeout(group or c10d._get_default_group(), timeout):
+            set_timeout(timeout, group)
+
+    c10d._set_pg_timeout = set_pg_timeout
+    for refused in ("split_group", "shrink_group"):
+        if hasattr(dist, refused):
+            setattr(dist, refused, _refused(refused))
+            setattr(c10d, refused, getattr(dist, refused))
     destroy = dist.destroy_process_group
 
     @functools.wraps(destroy)
@@ -98,6 +126,13 @@ def _catch_groups(runtime: Runtime) -> None:
         destroy(group)
 
     dist.destroy_process_group = c10d.destroy_process_group = destroy_process_group
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(*_args: Any, **_kwargs: Any) -> Any:
+        raise WorkerError(f"dist.{name}() makes groups that tmrun cannot move; use dist.new_group")
+
+    return refuse
 
 
 def _make_fake(original: Any, size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: Any, **kwargs: Any) -> Any:

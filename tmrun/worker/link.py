@@ -11,9 +11,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from tmrun import wire
-from tmrun.core.errors import WireError
 
 EXIT_FENCED = 76
 """Exit code of a worker whose agent went away."""
@@ -42,8 +42,8 @@ class Link:
         try:
             while (message := wire.receive(self._socket)) is not None:
                 deliver(message)
-        except (OSError, WireError) as error:
-            fence(f"control channel: {error}")
+        except BaseException as error:  # a deaf worker would wait for ever
+            fence(f"control channel: {type(error).__name__}: {error}")
         fence("the agent closed the control channel")
 
 
@@ -59,7 +59,7 @@ def connect(path: str, channel: wire.Channel, local_rank: int) -> socket.socket:
     return sock
 
 
-def fence(reason: str) -> None:
+def fence(reason: str) -> NoReturn:
     """End this process now, whatever its other threads do."""
     try:
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"tmrun: worker {os.getpid()} ends: {reason}\n".encode())

@@ -7,12 +7,16 @@ May not know: steps, votes, what a migration is for.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
@@ -21,10 +25,14 @@ from tmrun.core.errors import WorkerError
 from tmrun.worker import comm_gloo
 from tmrun.worker.agent_store import AgentStore, SwitchStore
 from tmrun.worker.board import Board, Pending
-from tmrun.worker.build import CONTROL, CONTROL_TIMEOUT
-from tmrun.worker.comm_gloo import Communicator, Sockets
-from tmrun.worker.groups import Group, Groups, SlotSwitch
+from tmrun.worker.build import CONTROL, CONTROL_TIMEOUT, Built
+from tmrun.worker.comm_gloo import Communicator, Opened, Sockets
+from tmrun.worker.groups import Group, Groups, Switching, choose
 from tmrun.worker.identity import Identity
+
+_RETIRE_S = float(os.environ.get("TMRUN_TEST_RETIRE_S", "1"))
+"""How long after a switch the replaced connections are shut and freed, off the critical path."""
+_SETTLE_S = 5.0
 
 
 @dataclass
@@ -32,12 +40,14 @@ class Live:
     """See the module's text."""
 
     who: Identity
+    switching: Switching = field(default_factory=choose)
     groups: Groups = field(default_factory=Groups)
     control: Communicator | None = None
     base: SwitchStore | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
-    _retired: list[Communicator] = field(default_factory=list)
     _anchors: list[AgentStore] = field(default_factory=list)
+    _making: Opened | None = None
+    _lost: bool = False
 
     def clear(self) -> None:
         """Forget everything (soft restart)."""
@@ -65,21 +75,39 @@ class Live:
         self._anchors.append(store)  # C++ alone would lose the Python overrides
         return PrefixStore(f"base/{self.who.generation}", store)
 
+    def scoped(self, store: Any) -> Any:
+        """The part of a store in which a group is made. A step that is run again makes its groups again, under the same names."""
+        return PrefixStore(f"epoch{self.who.epoch}", store) if isinstance(store, Store) else store
+
     # -- groups ---------------------------------------------------------------------------------------------------------------------
     def connect_control(self) -> None:
         """Build the first control group."""
         store = PrefixStore(CONTROL, self._job_store())
         self.control = comm_gloo.build(store, self.who.rank, self.who.world, CONTROL_TIMEOUT)
 
+    @contextlib.contextmanager
+    def making(self) -> Iterator[Opened]:
+        """User code makes a process group; ``abort`` wakes it too."""
+        if self.failing or self._lost:
+            raise dist.DistBackendError("Connection closed: a rank was lost")
+        with Opened() as opened:
+            self._making = opened
+            try:
+                yield opened
+            finally:
+                self._making = None
+
     def add(
-        self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, sockets: Sockets, *, fake: bool
+        self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, opened: Opened, *, fake: bool
     ) -> None:
         """User code made a process group."""
         kinds = set(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map().values())
         if kinds != {"gloo"}:
             raise WorkerError(f"process group {name} uses {', '.join(sorted(map(str, kinds)))}; this version of tmrun can switch gloo only")
         with self.lock:
-            self.groups.add(Group(name, pg, ranks, timeout, SlotSwitch(pg, fake=fake), sockets))
+            self.switching.rehearse(fake)
+            switch = self.switching.new(pg, fake=fake)
+            self.groups.add(Group(name, pg, ranks, timeout, switch, opened.sockets, opened.certain))
 
     def remove(self, pg: dist.ProcessGroup | None) -> None:
         """User code destroys a process group; None: all of them."""
@@ -89,17 +117,60 @@ class Live:
             else:
                 self.groups.forget(pg)
 
+    def set_timeout(self, pg: dist.ProcessGroup, timeout: timedelta) -> bool:
+        """A new default timeout, which later communicators keep. Whether the group is ours."""
+        group = self.groups.of(pg)
+        if group is not None:
+            group.timeout = timeout
+            pg._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
+        return group is not None
+
+    # -- failing --------------------------------------------------------------------------------------------------------------------
+    @property
+    def failing(self) -> bool:
+        """Whether collectives inside a step became no-ops by themselves."""
+        return self.switching.failing
+
+    @property
+    def hidden_error(self) -> str:
+        """The first error that was hidden from the script."""
+        return self.switching.first_error
+
+    def arm(self, on: bool) -> None:
+        """A step's block begins or ends."""
+        self.switching.arm(on)
+
     def poison(self) -> None:
         """Collectives become no-ops until the next ``install``."""
         with self.lock:
             self.groups.poison()
 
     def abort(self) -> None:
-        """Wake whoever is blocked in any group, the control group included."""
+        """A rank was lost: wake whoever is blocked in any group, the control group and groups being made included."""
         with self.lock:
+            self._lost = True
+            self.switching.fail(True)  # first: what the groups count is frozen from here on
             self.groups.abort()
             if self.control is not None:
                 self.control.abort()
+            if self._making is not None:
+                comm_gloo.abort(self._making.so_far())
+                self._reopen_store()
+
+    def _reopen_store(self) -> None:
+        if self.base is None:
+            return
+        blocked, self._anchors = self._anchors, []
+        self.base.inner = self._job_store()
+        for store in blocked:
+            store.close()
+
+    # -- switching ------------------------------------------------------------------------------------------------------------------
+    def settle(self) -> None:
+        """Before a drain's stop: wait for asynchronous collectives that the script has not waited for; their peers may be leaving."""
+        deadline = time.monotonic() + _SETTLE_S
+        while time.monotonic() < deadline and not all(group.switch.settled for group in self.groups):
+            time.sleep(0.001)
 
     def install(self, pending: Pending, board: Board) -> float:
         """Switch to what was built for a committed migration; no communication. Returns seconds."""
@@ -112,16 +183,43 @@ class Live:
             if wanted != have:
                 raise WorkerError(f"group {name} was prepared as {have}, but the committed map says {wanted}")
         with self.lock:
-            if self.control is not None:
-                self._retired.append(self.control)
-            self.groups.install(built.groups)
-            self.control = built.control
+            old, retired = self.groups.install(built.groups), self.control
+            self.control, built.control = built.control, None
+            self._close_lost(built, pending)
+            self.switching.rehearse(False)
+            self.switching.fail(False)
+            self._lost = False
             board.done(pending)
             if board.failure is not None:  # reported meanwhile: what was just installed has lost a peer already
                 self.abort()
         self.who.epoch = pending.commit.epoch
+        built.groups = {}  # else these references would keep the communicators alive, until a garbage collection
+        threading.Thread(target=self._retire, args=(old, retired), name="tmrun-release", daemon=True).start()
         return time.perf_counter() - began
 
-    def release_retired(self) -> None:
-        """Destroy old control groups; some milliseconds each, so not on the main thread."""
-        self._retired.clear()
+    def _close_lost(self, built: Built, pending: Pending) -> None:
+        moved = set(pending.prepare.ranks)
+        for group in self.groups:
+            whole = group.name in built.kept if pending.failure else moved.isdisjoint(group.ranks)
+            if not whole and group.name not in built.groups:
+                who = f"contains {_ranks(moved.intersection(group.ranks))}, which moved" if moved & set(group.ranks) else "lost its members"
+                self.groups.close(
+                    group,
+                    f"process group {group.name} of ranks {list(group.ranks)} {who}, and not all of its members have it; "
+                    "make groups before run.steps, or make and destroy them within one step",
+                )
+
+    def _retire(self, old: Sockets, control: Communicator | None) -> None:
+        """Shut what nobody should use any more, so that a forgotten reference fails instead of hanging, and free it."""
+        time.sleep(_RETIRE_S)
+        if control is not None and control.certain:
+            old |= control.sockets
+        comm_gloo.abort(old)
+        with self.lock:
+            groups = list(self.groups)
+        for group in groups:
+            group.switch.release()
+
+
+def _ranks(ranks: set[int]) -> str:
+    return f"rank {min(ranks)}" if len(ranks) == 1 else f"ranks {sorted(ranks)}"

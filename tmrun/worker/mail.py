@@ -65,6 +65,5 @@ def _unfit(process: Process, pending: Pending) -> str | None:
 
 def _build_changed(process: Process, pending: Pending, build: Build) -> None:
     if build.status is Status.FAILED:
-        process.link.send(wire.Refused(pending.id, f"rank {process.rank}: {build.reason}"))
-    process.live.release_retired()  # here, on the builder's thread
+        process.link.send(wire.Refused(pending.id, f"rank {process.rank}: {build.reason}", again=True))
     process.board.poke()

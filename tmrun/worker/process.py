@@ -7,6 +7,7 @@ Only data and small questions; the rules are in ``runtime`` (the loop and the st
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,15 +17,17 @@ from tmrun import wire
 from tmrun.core.errors import WorkerError
 from tmrun.worker.ballots import Ledger
 from tmrun.worker.board import Board, Pending
+from tmrun.worker.comm_gloo import SIGNS
 from tmrun.worker.identity import Identity
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live
 from tmrun.worker.pace import Pace
+from tmrun.worker.snapshot import Snapshots
 from tmrun.worker.state import State
 
-SETTLED_STEPS = 2
-"""Optimizer state appears in the first step, DDP rebuilds its buckets after it: a joiner needs both, stayers too before they switch."""
-_COMMUNICATION = ("gloo/", "Connection closed", "Connection reset", "Broken pipe", "Socket closed", "NCCL")
+SETTLED_STEPS = 3
+"""Optimizer state appears in the first step, DDP rebuilds its buckets after it (with a static graph after the second): a joiner needs
+both, stayers too before they switch."""
 
 
 class SoftRestart(BaseException):
@@ -85,6 +88,10 @@ class Process:
     phase: Phase = Phase.BOOT
     total: int = 0
     trouble: Trouble | None = None
+    snapshots: Snapshots = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.snapshots = Snapshots(self.live.new_store)
 
     @property
     def rank(self) -> int:
@@ -110,9 +117,27 @@ class Process:
             return True
         if isinstance(error, WorkerError) or not isinstance(error, Exception):
             return False
-        return self.board.failure is not None or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in _COMMUNICATION))
+        if self.board.failure is not None or self.live.failing:
+            return True
+        return any(isinstance(e, RuntimeError) and any(sign in str(e) for sign in SIGNS) for e in _with_causes(error))
+
+    def note_hidden(self) -> None:
+        """Remember an error that was hidden from the script, if there was one."""
+        if self.trouble is None and (hidden := self.live.hidden_error):
+            self.note_trouble(dist.DistBackendError(hidden))
 
     def note_trouble(self, error: BaseException) -> None:
         """Remember the first sign."""
-        if self.trouble is None:
-            self.trouble = Trouble(time.monotonic(), error)
+        if self.trouble is not None:
+            return
+        self.trouble = Trouble(time.monotonic(), error)
+        if self.board.failure is None:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            self.link.send(wire.Suspect(self.counters.done, f"rank {self.rank}: {lines[0][:120]}"))
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that it was raised from: pipeline schedules wrap what they catch."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,7 +1,8 @@
 """Random number generators: capture and restore all that a step may draw from.
 
 torch on the CPU, torch on every CUDA device in use, Python's ``random``, numpy's legacy global (if numpy is imported). Generators
-that a script made itself travel only if they are registered. May not know: when this is needed.
+that a script made itself (torch.Generator, random.Random, numpy's Generator) travel if they are registered: ``stateful`` gives them
+``state_dict`` and ``load_state_dict``. May not know: when this is needed.
 """
 
 from __future__ import annotations
@@ -48,3 +49,48 @@ def restore(state: dict[str, Any]) -> None:
 
 def _tensor(body: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(body), dtype=torch.uint8)
+
+
+class _Torch:
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": values.tensor_bytes(self._generator.get_state())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(_tensor(state["state"]))
+
+
+class _Python:
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._generator.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.setstate(state["state"])
+
+
+class _Numpy:
+    def __init__(self, generator: Any) -> None:
+        self._bits = generator.bit_generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._bits.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._bits.state = state
+
+
+def stateful(value: Any) -> Any:
+    """The value, or something that gives a random number generator ``state_dict`` and ``load_state_dict``."""
+    if isinstance(value, torch.Generator):
+        return _Torch(value)
+    if isinstance(value, random.Random):
+        return _Python(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random") and isinstance(value, numpy.random.Generator):
+        return _Numpy(value)
+    return value

@@ -1,7 +1,7 @@
 """One training process under tmrun: the loop, the step, the vote.
 
     active:   BOOT --init_process_group--> READY --run.steps--> LOOP --total reached--> DONE
-    standby:  BOOT --> READY --> LOOP (rehearses two steps) --> parked --Commit--> LOOP (as its rank, live)
+    standby:  BOOT --> READY --> LOOP (rehearses three steps) --> parked --Commit--> LOOP (as its rank, live)
                    ^----------- SoftRestart: needed as another rank -----------'
 
 The *main* thread runs the script and does everything that changes groups or state; the *link* thread (``mail``) posts what the agent says
@@ -23,13 +23,16 @@ May not know: etcd, who decides, other machines.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Store
@@ -37,10 +40,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import faults, identity, mail, sandbox, standby, stayer, vote
+from tmrun.worker import faults, fixups, handover, identity, mail, sandbox, snapshot, standby, stayer, suspects, vote
 from tmrun.worker.api import Step, check_entered
 from tmrun.worker.board import Pending
-from tmrun.worker.comm_gloo import Sockets
+from tmrun.worker.comm_gloo import BUILD_TIMEOUT, Opened
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live
 from tmrun.worker.output import Redirection
@@ -60,6 +63,7 @@ class _InStep:
     voted: bool = False
     late: Pending | None = None
     lost: Pending | None = None
+    group_count: int = field(default_factory=lambda: int(c10d._world.group_count))
 
 
 def from_environment() -> Runtime:
@@ -78,7 +82,7 @@ class Runtime:
         self._started = time.monotonic()
         self._open: _InStep | None = None
         self._entered = False
-        self._redo = False
+        self._next = 0
         self._stop: stayer.Stop | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------------------------
@@ -117,6 +121,7 @@ class Runtime:
         c10d._world.group_count = 0
         self._process.live.clear()
         self._process.state.clear()
+        self._process.snapshots.stop()
         self._process.phase, self._open, self._started = Phase.BOOT, None, time.monotonic()
 
     # -- what interceptions report --------------------------------------------------------------------------------------------------
@@ -130,11 +135,26 @@ class Runtime:
             self._process.live.connect_control()
         self._process.phase = Phase.READY
 
-    def add_group(
-        self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, sockets: Sockets
-    ) -> None:
+    def making_group(self) -> AbstractContextManager[Opened]:
+        """Around the construction of a process group."""
+        return self._process.live.making()
+
+    def scoped(self, store: Any) -> Any:
+        """Where a process group finds its members."""
+        return store if self.sandboxed else self._process.live.scoped(store)
+
+    def patience(self, timeout: timedelta) -> timedelta:
+        """How long the construction of a group may wait: in the loop only as long as the construction of a communicator."""
+        return min(timeout, BUILD_TIMEOUT) if self._process.phase is Phase.LOOP else timeout
+
+    def add_group(self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, opened: Opened) -> None:
         """User code made a process group."""
-        self._process.live.add(name, pg, ranks, backend, timeout, sockets, fake=self.sandboxed)
+        self._process.live.add(name, pg, ranks, backend, timeout, opened, fake=self.sandboxed)
+        self.set_timeout(pg, timeout)
+
+    def set_timeout(self, pg: dist.ProcessGroup, timeout: timedelta) -> bool:
+        """User code gave a group another timeout; whether it is one of ours."""
+        return not self.sandboxed and self._process.live.set_timeout(pg, timeout)
 
     def remove_group(self, pg: dist.ProcessGroup | None) -> None:
         """User code destroys a process group; None: all of them."""
@@ -143,12 +163,13 @@ class Runtime:
     def add_ddp(self, model: DistributedDataParallel) -> None:
         """User code made a DDP instance."""
         self._process.state.ddps.append(model)
-        if self.sandboxed:
+        if self.sandboxed and self._process.live.switching.needs_stand_in:
             sandbox.isolate(model)
 
-    def register(self, registered: dict[str, Any]) -> None:
+    def register(self, registered: dict[str, Any], snapshot_every: int | None) -> None:
         """What ``tmrun.join`` was given."""
         self._process.state.register(registered)
+        self._process.snapshots.configured = snapshot_every or snapshot.every_from_environment()
 
     # -- the loop -------------------------------------------------------------------------------------------------------------------
     def steps(self, total: int) -> Iterator[Step]:
@@ -159,19 +180,28 @@ class Runtime:
             raise WorkerError(f"run.steps() {process.phase.value}: {hint}")
         process.state.encoded_objects()  # complain now about what cannot travel, not in a crash
         process.total, process.phase = total, Phase.LOOP
+        process.snapshots.place(process.rank, process.world, process.who.local_world)
+        if not self.sandboxed and process.rank == 0:
+            self._warn_of_suspects()
         number = 0
         if self.sandboxed:
+            fixups.rehearse_pipelines(lambda: self.sandboxed)
             for rehearsed in range(SETTLED_STEPS):
                 yield from self._one(rehearsed)
             number = standby.take_over(process, self._redirection, time.monotonic() - self._started)
         process.link.send(wire.Joined(total))
         yield from self._loop(number, total)
 
+    def _warn_of_suspects(self) -> None:
+        found = suspects.find(self._process.state, suspects.script_variables(sys._getframe(2)))
+        if found:
+            print(f"tmrun: not given to tmrun.join, so lost when a rank moves: {', '.join(found)}", file=sys.stderr, flush=True)
+
     def _loop(self, number: int, total: int) -> Iterator[Step]:
         try:
             while (number := self._boundary(number)) < total:
                 yield from self._one(number)
-                number += not self._redo
+                number = self._next
         except GeneratorExit:  # the script left the loop
             self._process.link.send(wire.Finished(number + 1))
             raise
@@ -186,26 +216,33 @@ class Runtime:
 
     def _boundary(self, number: int) -> int:
         """Everything that may happen before step ``number``; returns it."""
-        process, self._redo = self._process, False
+        process = self._process
         while True:
+            process.note_hidden()
             if self._stop is not None and self._stop.step <= number:
                 pending, self._stop = self._stop.pending, None
+                process.live.settle()
                 stayer.stop_here(process, pending, number)
             elif process.trouble is not None or process.board.failure is not None:
                 pending = self._park(number)
-                if target_of(pending) != number:
+                if target_of(pending) != number and not rolls_back(pending):
                     raise WorkerError(f"told to go on at step {target_of(pending)}, but this rank is at step {number}")
                 stayer.carry_out(process, pending, None)
+                number = target_of(pending)
             else:
-                return number
+                break
+        if process.snapshots.is_due(number):
+            handover.take_snapshot(process, number)
+        return number
 
     # -- the step -------------------------------------------------------------------------------------------------------------------
     def begin(self, step: Step) -> None:
         """A step's block is entered."""
         if self._open is not None:
             raise WorkerError(f"step {int(step)} begins inside step {self._open.number}; leave the with block first")
-        self._entered, self._redo = True, False
+        self._entered, self._next = True, int(step) + 1
         self._open = _InStep(int(step), None if self.sandboxed else self._process.state.snapshot())
+        self._process.live.arm(True)
         if not self.sandboxed:
             self._process.pace.begin()
             if self._process.pace.due():
@@ -223,6 +260,7 @@ class Runtime:
             handled = self._settle(current, error)
         finally:
             self._open = None
+            self._process.live.arm(False)
         step.committed = current.voted and error is None
         if step.committed and current.late is None:
             self._count(current.number)
@@ -255,9 +293,10 @@ class Runtime:
         return True
 
     def _undo(self, pending: Pending, current: _InStep) -> None:
-        if target_of(pending) != current.number:
+        if target_of(pending) != current.number and not rolls_back(pending):
             raise WorkerError(f"told to go on at step {target_of(pending)}, but step {current.number} broke off before its vote")
-        self._redo = True
+        self._next = target_of(pending)
+        c10d._world.group_count = current.group_count
         stayer.carry_out(self._process, pending, current.snapshot)
 
     def _park(self, step: int) -> Pending:
@@ -273,8 +312,13 @@ class Runtime:
             self._process.link.send(wire.Resumed(epoch, number, redo_s, pause_s))
 
     # -- the vote -------------------------------------------------------------------------------------------------------------------
-    def before_update(self) -> None:
+    def before_update(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """An optimizer is about to update; the first one in a step votes."""
+        if self._open is not None and optimizer is not None and not suspects.steps_for(self._process.state, optimizer):
+            raise WorkerError(
+                f"a {type(optimizer).__name__} that tmrun.join was not given updates in step {self._open.number}; "
+                "its state would be lost when this rank moves, so give it to join as well"
+            )
         if self._open is not None and not self._open.voted and not self.sandboxed:
             self._vote(self._open)
 
@@ -296,17 +340,21 @@ class Runtime:
             return
         current.voted = True
         self._process.ledger.passed(result)
+        self._process.snapshots.agree(result, self._process.ledger.signatures)
         if self._fault is not None:
             self._fault(current.number, "after_vote")
         self._agree(current, result)
 
     def _hold_vote(self, current: _InStep) -> vote.Result:
         process = self._process
+        process.note_hidden()
         if process.board.failure is not None or process.trouble is not None:
             raise VoteBroken("a failure was noticed before the vote")
         drain = process.board.drain
         ready = drain.id if drain is not None and drain.ready and process.counters.since_reset >= SETTLED_STEPS else 0
-        ballot = process.ledger.ballot(process.state, current.number, good=True, ready=ready)
+        snapshots = process.snapshots
+        every = snapshots.every(process.pace.step_s)
+        ballot = process.ledger.ballot(process.state, current.number, good=True, ready=ready, held=snapshots.held, every=every)
         assert process.live.control is not None
         result = process.ledger.voter.run(process.live.control.backend, ballot)
         if self._fault is not None and self._fault(current.number, "lose_vote"):
@@ -326,7 +374,7 @@ class Runtime:
     def _lose(self, current: _InStep) -> None:
         """The vote broke: somebody may have passed it all the same, which the control plane finds out."""
         pending = self._park(current.number)
-        if target_of(pending) == current.number:
+        if target_of(pending) == current.number or rolls_back(pending):
             current.lost = pending
             raise StepLost
         current.voted, current.late = True, pending
@@ -341,7 +389,10 @@ class Runtime:
 
     def collective(self, original: Callable[..., Any], stand_in: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
         """Any collective of the script. An error before the vote is remembered: a script that swallows it cannot vote all the same."""
-        if not (self.sandboxed or self._process.live.groups.poisoned):
+        live = self._process.live
+        if live.groups.closed:
+            live.groups.refuse_closed(args, kwargs)
+        if not (self.sandboxed or live.groups.poisoned or (self._open is not None and live.failing)):
             try:
                 return original(*args, **kwargs)
             except RuntimeError as error:
@@ -350,7 +401,7 @@ class Runtime:
                 self._process.note_trouble(error)
                 if not self.in_tail:
                     raise
-                self._process.live.poison()
+                live.poison()
         return (stand_in or original)(*args, **kwargs)
 
 
@@ -358,6 +409,11 @@ def target_of(pending: Pending) -> int:
     """The step at which a committed migration goes on."""
     assert pending.commit is not None, pending
     return pending.commit.target
+
+
+def rolls_back(pending: Pending) -> bool:
+    """Whether a committed migration goes back to a snapshot."""
+    return pending.commit is not None and pending.commit.rollback
 
 
 def _half_step(number: int) -> WorkerError:

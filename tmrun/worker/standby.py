@@ -15,8 +15,9 @@ from tmrun import wire
 from tmrun.worker import fixups, handover, mail, sandbox, stayer
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Role
+from tmrun.worker.link import fence
 from tmrun.worker.output import Redirection
-from tmrun.worker.process import Process, SoftRestart
+from tmrun.worker.process import SETTLED_STEPS, Counters, Process, SoftRestart
 
 
 def take_over(process: Process, redirection: Redirection, rehearsed_s: float) -> int:
@@ -26,25 +27,43 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     commit = pending.commit
     assert commit is not None
     process.sandboxed = False
+    process.counters = Counters(SETTLED_STEPS)  # from here on another failure's Prepare is ours to answer, as a stayer
     process.live.publish()
     process.state.drop_gradients()
+    _name_own_groups(process, pending)
     phases["switch"] = process.live.install(pending, process.board)
     for model in process.state.ddps:
         sandbox.connect(model)
     began = time.monotonic()
-    if pending.failure:
-        fixups.reset_ddp(process.state.ddps)
-        received = handover.be_fed(process, commit)
-    else:
-        assert pending.build is not None
-        assert pending.build.built.transfer is not None
-        received = handover.take_all(process, pending.build.built.transfer.backend)
+    try:
+        received = _receive(process, pending, commit)
+    except RuntimeError as error:  # whoever sent it is gone: not the script's fault, another joiner may be luckier
+        fence(f"rank {process.rank} could not receive its state: {error}")
     phases["state"] = time.monotonic() - began
     os.environ.pop(wire.ENV_REHEARSING, None)
     redirection.restore()
+    handover.restart_snapshots(process, commit.target)
     process.pace.switched(commit.epoch, redo=False)
     process.link.send(wire.Switched(commit.epoch, commit.target, phases, received))
     return commit.target
+
+
+def _name_own_groups(process: Process, pending: Pending) -> None:
+    """A group that has only us (a mesh dimension of size 1) is in nobody's vote, so the committed map cannot name it."""
+    assert pending.build is not None
+    assert pending.commit is not None
+    for name, ranks in pending.build.built.ranks.items():
+        if ranks == (process.rank,):
+            pending.commit.comm.setdefault(name, pending.build.plan.id_of(name))
+
+
+def _receive(process: Process, pending: Pending, commit: wire.Commit) -> int:
+    if pending.failure:
+        fixups.reset_ddp(process.state.ddps)
+        return handover.be_fed(process, commit)
+    assert pending.build is not None
+    assert pending.build.built.transfer is not None
+    return handover.take_all(process, pending.build.built.transfer.backend)
 
 
 def _await_commit(process: Process) -> tuple[Pending, dict[str, float]]:

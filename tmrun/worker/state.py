@@ -59,7 +59,7 @@ class State:
             elif isinstance(value, torch.optim.Optimizer):
                 self.optimizers[name] = value
             else:
-                self.objects[name] = value
+                self.objects[name] = rng.stateful(value)
 
     def clear(self) -> None:
         """Forget everything (soft restart)."""
@@ -133,11 +133,17 @@ class State:
                     self._buffers[module_name, key] = _Copy(buffer._version, buffer.detach().clone())
         return Snapshot(rng.capture(), self.encoded_objects(), {n: _groups_of(o) for n, o in self.optimizers.items()})
 
+    def forget_step(self) -> None:
+        """Drop what a broken step left behind in modules: gradients, FSDP's unsharded parameters."""
+        self.drop_gradients()
+        for module in self.modules.values():
+            fixups.reset_fsdp(module)
+        fixups.reset_pipelines()
+
     def rollback(self, snapshot: Snapshot) -> None:
         """Back to the start of the step."""
-        self.drop_gradients()
+        self.forget_step()
         for module_name, module in self.modules.items():
-            fixups.reset_fsdp(module)
             with torch.no_grad():
                 for key, buffer in module.named_buffers():
                     kept = self._buffers[module_name, key]

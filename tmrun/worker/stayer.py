@@ -46,6 +46,7 @@ def stop_here(process: Process, pending: Pending, number: int) -> None:
     if process.leaves(pending):
         _leave(process, pending, number)
     switch_s = process.live.install(pending, process.board)
+    handover.restart_snapshots(process, number)
     process.pace.switched(pending.commit.epoch, redo=False)
     phases = {"detect": 0.0, "wait": waited, "switch": switch_s, "state": 0.0}
     process.link.send(wire.Switched(pending.commit.epoch, number, phases))
@@ -69,7 +70,9 @@ def park(process: Process, step: int) -> Pending:
             continue
         assert pending.build is not None
         covers = process.ledger.replicas(process.rank, pending.prepare.ranks)
-        process.link.send(wire.Prepared(pending.id, step=step, next_step=step, covers=covers, groups=pending.build.built.ranks))
+        holdings = process.snapshots.holdings()
+        groups, kept = pending.build.built.ranks, pending.build.built.kept
+        process.link.send(wire.Prepared(pending.id, step=step, next_step=step, covers=covers, groups=groups, snapshots=holdings, kept=kept))
         if await_decision(process, pending):
             return pending
 
@@ -118,8 +121,11 @@ def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None
     switch_s = process.live.install(pending, process.board)
     fixups.reset_ddp(process.state.ddps)
     process.counters.since_reset = 0
-    if undo is not None:
+    if commit.rollback:
+        handover.roll_back(process, commit.target)
+    elif undo is not None:
         process.state.rollback(undo)
+    handover.restart_snapshots(process, commit.target)
     began = time.monotonic()
     sent = handover.feed(process, pending, commit)
     phases = {
@@ -128,5 +134,5 @@ def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None
         "switch": switch_s,
         "state": time.monotonic() - began if sent else 0.0,
     }
-    process.pace.switched(commit.epoch, redo=undo is not None)
+    process.pace.switched(commit.epoch, redo=undo is not None or commit.rollback)
     process.link.send(wire.Switched(commit.epoch, commit.target, phases, sent))

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,17 +27,57 @@ _ALIGN = 16
 _TREE, _TENSORS, _DIGEST, _ACK, _NEEDS = 11, 12, 13, 14, 15
 
 
+@dataclass
+class Parcel:
+    """A rank's state at one moment, ready to be sent: an encoded tree (layout and plain values included) and the packed tensors."""
+
+    body: bytes
+    buckets: list[torch.Tensor]
+
+
+def pack(state: State, tree: dict[str, Any], spare: Parcel | None = None) -> tuple[Parcel, float]:
+    """Copy the state, into the buffers of ``spare`` if they fit. Returns also how long copying took, fresh buffers not counted."""
+    layout = state.layout()
+    plans = list(_buckets(list(_flat(state.tensors(), layout))))
+    sizes = [_size(bucket) for bucket in plans]
+    fits = spare is not None and [b.numel() for b in spare.buckets] == sizes
+    buffers = spare.buckets if spare is not None and fits else [torch.zeros(size, dtype=torch.uint8).fill_(0) for size in sizes]
+    began = time.perf_counter()
+    for bucket, buffer in zip(plans, buffers, strict=True):
+        _fill(buffer, bucket)
+    body = values.encode({**tree, "layout": layout, "rest": state.rest()})
+    return Parcel(body, buffers), time.perf_counter() - began
+
+
+def unpack(state: State, parcel: Parcel) -> dict[str, Any]:
+    """Copy a parcel back, in place; returns its tree."""
+    tree: dict[str, Any] = values.decode(parcel.body)
+    state.adopt(tree["layout"])
+    with torch.no_grad():
+        for bucket, buffer in zip(_buckets(list(_flat(state.tensors(), tree["layout"]))), parcel.buckets, strict=True):
+            _empty(buffer, bucket)
+    state.put_rest(tree["rest"])
+    return tree
+
+
 def send_source(backend: Gloo, to: int, state: State, tree: dict[str, Any]) -> tuple[int, bytes]:
     """Send the tree and all tensors of ``state``. Returns bytes sent and their digest."""
     layout = state.layout()
-    digest = hashlib.blake2b(digest_size=16)
-    body = values.encode({**tree, "layout": layout, "rest": state.rest()})
+    buckets = _buckets(list(_flat(state.tensors(), layout)))
+    packed = (_fill(torch.zeros(_size(bucket), dtype=torch.uint8), bucket) for bucket in buckets)
+    return _send(backend, to, {**tree, "layout": layout, "rest": state.rest()}, packed)
+
+
+def send_parcel(backend: Gloo, to: int, parcel: Parcel, tree: dict[str, Any]) -> tuple[int, bytes]:
+    """Send a copy as ``send_source`` would have then; ``tree`` is newer than the copy's own."""
+    return _send(backend, to, {**tree, "copy": parcel.body}, parcel.buckets)
+
+
+def _send(backend: Gloo, to: int, tree: dict[str, Any], buckets: Iterable[torch.Tensor]) -> tuple[int, bytes]:
+    body = values.encode(tree)
+    digest = hashlib.blake2b(body, digest_size=16)
     total = _send_bytes(backend, to, body, _TREE)
-    digest.update(body)
-    for bucket in _buckets(list(_flat(state.tensors(), layout))):
-        packed = torch.zeros(_size(bucket), dtype=torch.uint8)
-        for tensor, (start, end) in zip(bucket, _spans(bucket), strict=True):
-            packed[start:end].copy_(values.as_bytes(tensor))
+    for packed in buckets:
         digest.update(memoryview(values.tensor_bytes(packed)))
         backend.send([packed], to, _TENSORS).wait()
         total += packed.numel()
@@ -45,10 +87,11 @@ def send_source(backend: Gloo, to: int, state: State, tree: dict[str, Any]) -> t
 
 def receive_source(backend: Gloo, sender: int, state: State) -> tuple[dict[str, Any], int, bytes]:
     """Receive into ``state``, in place. Returns the sender's tree, bytes received and their digest."""
-    digest = hashlib.blake2b(digest_size=16)
     body = _receive_bytes(backend, sender, _TREE)
-    digest.update(body)
+    digest = hashlib.blake2b(body, digest_size=16)
     tree = values.decode(body)
+    if "copy" in tree:
+        tree = {**values.decode(tree["copy"]), **tree}
     state.adopt(tree["layout"])
     total = len(body)
     with torch.no_grad():
@@ -56,8 +99,7 @@ def receive_source(backend: Gloo, sender: int, state: State) -> tuple[dict[str, 
             packed = torch.empty(_size(bucket), dtype=torch.uint8)
             backend.recv([packed], sender, _TENSORS).wait()
             digest.update(memoryview(values.tensor_bytes(packed)))
-            for tensor, (start, end) in zip(bucket, _spans(bucket), strict=True):
-                tensor.copy_(packed[start:end].view(tensor.dtype).view(tensor.shape))
+            _empty(packed, bucket)
             total += packed.numel()
     theirs = torch.empty(digest.digest_size, dtype=torch.uint8)
     backend.recv([theirs], sender, _DIGEST).wait()
@@ -123,6 +165,17 @@ def _buckets(tensors: list[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
         bucket.append(tensor)
     if bucket:
         yield bucket
+
+
+def _fill(buffer: torch.Tensor, bucket: list[torch.Tensor]) -> torch.Tensor:
+    for tensor, (start, end) in zip(bucket, _spans(bucket), strict=True):
+        buffer[start:end].copy_(values.as_bytes(tensor))
+    return buffer
+
+
+def _empty(buffer: torch.Tensor, bucket: list[torch.Tensor]) -> None:
+    for tensor, (start, end) in zip(bucket, _spans(bucket), strict=True):
+        tensor.copy_(buffer[start:end].view(tensor.dtype).view(tensor.shape))
 
 
 def _spans(bucket: list[torch.Tensor]) -> Iterable[tuple[int, int]]:

@@ -20,19 +20,24 @@ from tmrun.core.errors import WorkerError
 from tmrun.worker import values
 from tmrun.worker.comm_gloo import Gloo
 
-_HEADER = struct.Struct("<qqqq16s")
+_HEADER = struct.Struct("<qqqqqq16s")
 FIRST_CAPACITY = 1 << 14
 
 
 @dataclass(frozen=True)
 class Ballot:
-    """What one rank says: ``good`` = no error was swallowed in this step; ``ready`` = id of the migration it has built, or 0."""
+    """What one rank says: ``good`` = no error was swallowed in this step; ``ready`` = id of the migration it has built, or 0.
+
+    ``held`` and ``every``: its newest safe snapshot (-1: none), and how many steps it wants between two.
+    """
 
     step: int
     good: bool
     ready: int
     signature: bytes
     blob: bytes
+    held: int = -1
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Voter:
 def pack(ballot: Ballot, capacity: int) -> bytearray:
     """One row of the gather. A blob that does not fit is left out; its length is not."""
     row = bytearray(_HEADER.size + capacity)
-    _HEADER.pack_into(row, 0, ballot.step, ballot.good, ballot.ready, len(ballot.blob), ballot.signature)
+    _HEADER.pack_into(row, 0, ballot.step, ballot.good, ballot.ready, len(ballot.blob), ballot.held, ballot.every, ballot.signature)
     if len(ballot.blob) <= capacity:
         row[_HEADER.size : _HEADER.size + len(ballot.blob)] = ballot.blob
     return row
@@ -85,8 +90,8 @@ def pack(ballot: Ballot, capacity: int) -> bytearray:
 
 def unpack(row: bytes) -> Ballot:
     """The inverse of ``pack`` for a blob that fitted."""
-    step, good, ready, size, signature = _HEADER.unpack_from(row)
-    return Ballot(step, bool(good), ready, signature, row[_HEADER.size : _HEADER.size + size])
+    step, good, ready, size, held, every, signature = _HEADER.unpack_from(row)
+    return Ballot(step, bool(good), ready, signature, row[_HEADER.size : _HEADER.size + size], held, every)
 
 
 def length(row: bytes) -> int:

@@ -1,0 +1,87 @@
+"""Faults of the control plane under a real training: nothing that happens to etcd or to an agent may cost a worker that progresses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from e2e_lab import Lab, Oracle, wait_for
+from test_training_goes_on import LOCAL, assert_exact, settled
+
+
+def pids_of(status: dict[str, object]) -> list[int]:
+    nodes: list[dict[str, list[int]]] = status["nodes"]  # type: ignore[assignment]
+    return [pid for n in nodes for pid in n["pids"]]
+
+
+def test_the_embedded_etcd_is_killed(lab: Lab, oracle: Oracle) -> None:
+    """It is started again on its data; training does not notice, and a drain works afterwards."""
+    lab.launch(*LOCAL)
+    before = lab.wait_warm()
+    (etcd,) = lab.etcds()
+    os.kill(etcd, signal.SIGKILL)
+    wait_for("a new etcd", lambda: [p for p in lab.etcds() if p != etcd])
+    after = lab.trains(before["step"] + 5)
+    assert (after["epoch"], pids_of(after)) == (1, pids_of(before))
+    assert "the store ended (exit code 137) and was started again on its data" in lab.output()
+    lab.wait_warm()
+    assert lab.cli("drain", "node0").returncode == 0
+    settled(lab, 2)
+    assert lab.finish() == 0
+    assert_exact(lab, oracle)
+
+
+def test_the_store_is_away_longer_than_every_lease(lab: Lab, oracle: Oracle) -> None:
+    """A frozen etcd wakes up and expires all leases at once: agents register again as who they were, no worker dies."""
+    lab.launch(*LOCAL, "--lease-ttl", "3")
+    before = lab.wait_warm()
+    (etcd,) = lab.etcds()
+    os.kill(etcd, signal.SIGSTOP)
+    time.sleep(12)
+    os.kill(etcd, signal.SIGCONT)
+    after = lab.trains(before["step"] + 20)
+    wait_for("all are registered again", lambda: [n["state"] for n in lab.status().get("nodes", ())] == ["active", "active", "standby"])
+    assert after["step"] > before["step"]
+    final = lab.status()
+    assert pids_of(final) == pids_of(before), lab.output()
+    assert lab.finish() == 0
+    assert_exact(lab, oracle)
+
+
+def test_the_leader_of_three_etcds_is_killed(lab: Lab, oracle: Oracle) -> None:
+    lab.launch(*LOCAL, "--etcd-members", "3")
+    before = lab.wait_warm()
+    for etcd in lab.etcds():  # one after the other: each was or becomes the leader at some time
+        os.kill(etcd, signal.SIGKILL)
+        wait_for("three etcds again", lambda gone=etcd: len([p for p in lab.etcds() if p != gone]) == 3)
+        lab.trains(lab.trains()["step"] + 3)
+    assert pids_of(lab.status()) == pids_of(before)
+    assert lab.cli("drain", "node1").returncode == 0
+    assert lab.finish() == 0
+    assert_exact(lab, oracle)
+
+
+@pytest.mark.parametrize("who", ["coordinator", "active"])
+def test_a_frozen_agent(lab: Lab, oracle: Oracle, who: str) -> None:
+    """Its lease runs out, its ranks move; when it wakes it finds that its slot is another's and ends its workers."""
+    lab.launch(*LOCAL, "--lease-ttl", "3", TEST_PACE_S="1.5")  # it has to last until a second standby is warm
+    before = lab.wait_warm()
+    agents = lab.agents()
+    victim = before["coordinator"] if who == "coordinator" else next(n["name"] for n in before["nodes"] if n["slot"] == 1)
+    row = next(n for n in before["nodes"] if n["name"] == victim)
+    os.kill(agents[victim], signal.SIGSTOP)
+    if row["slot"] is None:  # the standby coordinated: another agent takes over, nothing else changes
+        wait_for("another coordinator", lambda: lab.status().get("coordinator") not in (None, victim))
+        os.kill(agents[victim], signal.SIGCONT)
+        lab.wait_warm()
+        assert lab.status()["epoch"] == 1
+    else:
+        settled(lab, 2)
+        os.kill(agents[victim], signal.SIGCONT)
+        wait_for("its old workers end", lambda: not any(Path(f"/proc/{p}").exists() for p in row["pids"]))
+        wait_for("it is a standby", lambda: lab.node(victim)["state"] == "standby")
+    assert lab.finish() == 0
+    assert_exact(lab, oracle, may_miss=2)

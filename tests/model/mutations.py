@@ -1,0 +1,165 @@
+"""Ways to break the protocol: drop one guard of one transaction, or one rule of the coordinator, the node or the lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import world as worlds
+
+from tmrun.core import coordinator, node, transactions
+from tmrun.core import migration as judging
+from tmrun.core.membership import Job
+from tmrun.core.model import Kind, Seat
+from tmrun.core.txn import Guard, Txn
+
+Mutation = Callable[[], Any]
+
+
+def without(name: str, *keys: str) -> Mutation:
+    """Transaction ``name`` loses its guards on keys that contain one of ``keys``."""
+
+    @contextmanager
+    def mutate() -> Iterator[None]:
+        original: Callable[..., Txn] = getattr(transactions, name)
+
+        def dropped(*args: Any, **kwargs: Any) -> Txn:
+            txn = original(*args, **kwargs)
+            kept = tuple(g for g in txn.guards if not _on(g, keys))
+            return replace(txn, guards=kept)
+
+        with mock.patch.object(transactions, name, dropped):
+            yield
+
+    return mutate
+
+
+def _on(guard: Guard, keys: tuple[str, ...]) -> bool:
+    return any(f"/ctl/{key}" in guard.key for key in keys)
+
+
+def instead(where: object, name: str, value: Any) -> Mutation:
+    """``where.name`` is something else."""
+    return lambda: mock.patch.object(where, name, value)
+
+
+def _alive_whoever(self: Job, seat: Seat) -> bool:
+    return seat.host in self.members
+
+
+def _leaver_guards(keep: str) -> Mutation:
+    """The guard on a failed slot is only one of: run, members."""
+    original = transactions._leaver_guards
+
+    def only(job: Job, kind: Kind, move: Any) -> tuple[Guard, ...]:
+        guards = original(job, kind, move)
+        return guards if kind is not Kind.FAILURE else tuple(g for g in guards if f"/ctl/{keep}" in g.key)
+
+    return instead(transactions, "_leaver_guards", only)
+
+
+def _no_drain_leaver() -> Mutation:
+    original = transactions._leaver_guards
+    return instead(transactions, "_leaver_guards", lambda job, kind, move: original(job, kind, move) if kind is Kind.FAILURE else ())
+
+
+def _no_leaver() -> Mutation:
+    return instead(transactions, "_leaver_guards", lambda job, kind, move: ())
+
+
+def _eager_commit() -> Mutation:
+    """Do not wait for the fence of a host that may only be cut off."""
+    return instead(coordinator, "_confirmed", lambda job, slot: True)
+
+
+def _never_back() -> Mutation:
+    """Go on although the failed node is there again."""
+    original = judging.judge
+
+    def judge(job: Job, migration: Any, waited_s: float) -> Any:
+        verdict = original(job, migration, waited_s)
+        if isinstance(verdict, judging.Abort) and verdict.reason.endswith("is back"):
+            return judging._count(job, migration, judging.required(job, migration)) or judging.Wait("")
+        return verdict
+
+    return instead(judging, "judge", judge)
+
+
+def _prepare_first() -> Mutation:
+    """Tell workers of a newer migration before an older commit."""
+    original = node._migration
+
+    def migration(me: Any, job: Job, group: Any) -> Any:
+        if job.open_migration is not None:
+            return node._prepare(me, job, group, job.open_migration)
+        return original(me, job, group)
+
+    return instead(node, "_migration", migration)
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "elect: somebody else leads": without("elect", "leader"),
+    "elect: term as read": without("elect", "term"),
+    "elect: I am a member": without("elect", "members"),
+    "start: leader and term": without("start", "leader", "term"),
+    "start: head unchanged": without("start", "head"),
+    "start: who loses a seat has not come back": without("start", "members"),
+    "propose: leader": without("propose", "leader"),
+    "propose: term": without("propose", "term"),
+    "propose: leader and term": without("propose", "leader", "term"),
+    "propose: head unchanged": without("propose", "head"),
+    "propose: members unchanged": without("propose", "members"),
+    "propose: joiner not drained": without("propose", "admin"),
+    "propose: slot not claimed": without("propose", "run"),
+    "commit: leader and term": without("commit", "leader", "term"),
+    "commit: head unchanged": without("commit", "head"),
+    "commit: migration unchanged": without("commit", "migration"),
+    "commit: head and migration unchanged": without("commit", "head", "migration"),
+    "commit: members unchanged": without("commit", "members"),
+    "commit: slot not claimed": without("commit", "run"),
+    "commit: votes present": without("commit", "vote"),
+    "propose, commit: failed slot's run key": _leaver_guards("members"),
+    "propose, commit: failed slot's member key": _leaver_guards("run"),
+    "propose, commit: failed slot's keys": _no_leaver(),
+    "propose, commit: drained slot's member key": _no_drain_leaver(),
+    "abort: leader and term": without("abort", "leader", "term"),
+    "abort: head unchanged": without("abort", "head"),
+    "abort: migration unchanged": without("abort", "migration"),
+    "abort: head and migration unchanged": without("abort", "head", "migration"),
+    "commit: leader, term, head and migration": without("commit", "leader", "term", "head", "migration"),
+    "abort: leader, term, head and migration": without("abort", "leader", "term", "head", "migration"),
+    "propose: leader, term and head": without("propose", "leader", "term", "head"),
+    "start: leader, term and head": without("start", "leader", "term", "head"),
+    "claim: member and head": without("claim", "members", "head"),
+    "claim: nothing": without("claim", "run", "members", "head"),
+    "vote: member and migration": without("vote", "members", "migration"),
+    "vote: migration unchanged": without("vote", "migration"),
+    "vote: write-once": without("vote", "vote"),
+    "vote: I am a member": without("vote", "members"),
+    "claim: nobody runs the slot": without("claim", "run"),
+    "claim: I am a member": without("claim", "members"),
+    "claim: the map is the head's": without("claim", "head"),
+    "claim: I have not given it up": without("claim", "trouble"),
+    "elect: nobody leads and the term is as read": without("elect", "leader", "term"),
+    "update_run: it is mine": without("update_run", "run"),
+    "release: it is mine": without("release", "run"),
+    "report_trouble: nobody runs the slot": without("report_trouble", "run"),
+    "report_trouble: I am a member": without("report_trouble", "members"),
+    "report_trouble: the map is the head's": without("report_trouble", "head"),
+    "finish_op: leader and term": without("finish_op", "leader", "term"),
+    "finish_op: as read": without("finish_op", "op"),
+    "withdraw_drain: head unchanged": without("withdraw_drain", "head"),
+    "register: nobody of that name": without("register", "members"),
+    "update_member: it is mine": without("update_member", "members"),
+    "map: the incarnation counts": instead(Job, "alive", _alive_whoever),
+    "coordinator: waits for a cut-off host's fence": _eager_commit(),
+    "judge: a failed node is back": _never_back(),
+    "coordinator: parked workers are resumed": instead(coordinator, "_resync", lambda *_: None),
+    "node: a commit before a newer prepare": _prepare_first(),
+    "node: a start map wants new processes": instead(node, "_seated_unprepared", lambda *_: False),
+    "lease: self-fence": instead(worlds.Agent, "fence", lambda self: False),
+    "lease: a new lease alone protects nothing": instead(worlds.Agent, "unsafe_since", property(lambda s: float("inf"), lambda s, v: None)),
+}

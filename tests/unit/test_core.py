@@ -1,0 +1,177 @@
+"""Keys, planning, node states, report fields, the worker's environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tmrun.core import environment, planner, report
+from tmrun.core.codec import encode
+from tmrun.core.errors import UsageError
+from tmrun.core.keys import Keys
+from tmrun.core.membership import Job, fold, known_hosts, natural, node_state
+from tmrun.core.model import (
+    Admin,
+    Head,
+    Host,
+    Incarnation,
+    Kind,
+    Member,
+    NodeState,
+    Obituary,
+    RankMap,
+    Run,
+    Seat,
+    Spec,
+    Timing,
+    Trouble,
+    WorkerVote,
+)
+from tmrun.core.txn import KeyValue
+
+KEYS = Keys("job")
+SPEC = Spec(2, 2, 1, ("train.py",))
+
+
+def seat(host: str, life: int = 1) -> Seat:
+    return Seat(Host(host), Incarnation(f"{host}.{life}"))
+
+
+def member(host: str, life: int = 1, **more: Any) -> Member:
+    return Member(Host(host), Incarnation(f"{host}.{life}"), f"addr-{host}", 1, "1", **more)
+
+
+def snapshot(records: dict[str, object]) -> Job:
+    pairs = {KEYS.spec: SPEC, **records}
+    return fold(KEYS, [KeyValue(k, encode(v), i + 1, i + 1, 1) for i, (k, v) in enumerate(pairs.items())])
+
+
+def running(*more: tuple[str, object], hosts: tuple[str, ...] = ("a", "b", "s")) -> Job:
+    records: dict[str, object] = {KEYS.member(h): member(h, warm=h.startswith("s")) for h in hosts}
+    records |= {KEYS.head: Head(1), KEYS.map(1): RankMap(1, Kind.INITIAL, (seat("a"), seat("b")), 1)}
+    records |= {KEYS.run(i): Run(i, Host(h), seat(h).incarnation, 1, (1, 2), True) for i, h in enumerate(("a", "b")) if h in hosts}
+    return snapshot(records | dict(more))
+
+
+# -- keys
+def test_keys_parse_to_what_they_were_built_from() -> None:
+    assert KEYS.parse(KEYS.vote(3, "node1")) == ("vote", ("00000003", "node1"))
+    assert KEYS.parse(KEYS.run(7)) == ("run", ("000007",))
+    assert KEYS.parse(KEYS.head) == ("head", ())
+    assert KEYS.parse(KEYS.member("a")) == ("members", ("a",))
+
+
+@given(st.integers(0, 10**7), st.integers(0, 10**7))
+def test_key_order_is_numeric_order(one: int, other: int) -> None:
+    assert (KEYS.map(one) < KEYS.map(other)) == (one < other)
+
+
+def test_hosts_sort_as_people_count() -> None:
+    assert sorted(["node10", "node2", "a"], key=natural) == ["a", "node2", "node10"]
+
+
+# -- planner
+@pytest.mark.parametrize(
+    ("text", "nodes", "count"), [("0", 8, 0), ("3", 8, 3), ("6%", 100, 6), ("6%", 8, 1), ("0%", 8, 0), ("12.5%", 16, 2)]
+)
+def test_standby_count(text: str, nodes: int, count: int) -> None:
+    assert planner.standby_count(text, nodes) == count
+
+
+@pytest.mark.parametrize("text", ["", "%", "-1", "-5%", "1.5", "many", "nan%", "inf%", "1e400%"])
+def test_a_bad_standby_count_is_the_users_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--standby"):
+        planner.standby_count(text, 8)
+
+
+def test_moves_take_warm_free_undrained_hosts() -> None:
+    plan = planner.plan_moves(running(), [1])
+    assert [(m.slot, m.leaver, m.joiner) for m in plan.moves] == [(1, seat("b"), seat("s"))]
+    assert not planner.plan_moves(running((KEYS.admin("s"), Admin(Host("s"), True))), [1]).moves
+    assert not planner.plan_moves(running((KEYS.member("s"), member("s"))), [1]).moves
+    assert planner.plan_moves(running(), [0, 1]).short == (1,)
+    assert not planner.plan_moves(running(), [1], to="b").moves
+
+
+def test_a_machine_whose_workers_failed_is_the_last_choice() -> None:
+    trouble = Trouble(1, Host("b"), seat("b").incarnation, 1, 2, 137, "killed by signal 9", False)
+    again = (KEYS.member("b"), member("b", warm=True)), (KEYS.trouble(1), trouble)
+    job = running(*again, (KEYS.run(1), Run(0, Host("a"), seat("a").incarnation, 1)), hosts=("a", "b", "s"))
+    assert planner.plan_moves(job, [1]).moves[0].joiner == seat("s")
+
+
+def test_first_seats_keep_the_living_and_skip_the_drained() -> None:
+    assert planner.first_seats(running()) == (seat("a"), seat("b"))
+    assert planner.first_seats(running(hosts=("a", "s"))) == (seat("a"), seat("s"))
+    drained = (KEYS.admin("a"), Admin(Host("a"), True))
+    assert planner.first_seats(running(drained)) == (seat("s"), seat("b"))
+    assert planner.first_seats(running(drained, hosts=("a", "b"))) == (seat("b"),)
+
+
+def test_the_highest_next_step_wins_and_sources_are_replicas_there() -> None:
+    votes = [WorkerVote(0, 4, 4, (2, 3)), WorkerVote(1, 4, 5, (2, 3))]
+    found = planner.resume([2, 3], votes)
+    assert found is not None
+    assert (found.target, found.sources, found.witness) == (5, {2: 1, 3: 1}, {2: 1, 3: 1})
+    assert planner.resume([2], [WorkerVote(0, 4, 4)]) is None
+    nobody = planner.resume([], votes)
+    assert nobody is not None
+    assert (nobody.target, nobody.sources) == (5, {})
+
+
+# -- states
+@pytest.mark.parametrize(
+    ("more", "host", "state"),
+    [
+        ([], "a", NodeState.ACTIVE),
+        ([], "s", NodeState.STANDBY),
+        ([(KEYS.member("s"), member("s"))], "s", NodeState.WARMING),
+        ([(KEYS.member("s"), member("s", fault="no GPU"))], "s", NodeState.FAILED),
+        ([(KEYS.member("a"), member("a", 2))], "a", NodeState.DOWN),
+        ([(KEYS.admin("a"), Admin(Host("a"), True, "disk"))], "a", NodeState.DRAINING),
+        ([(KEYS.admin("s"), Admin(Host("s"), True))], "s", NodeState.DRAINED),
+        ([(KEYS.trouble(1), Trouble(1, Host("b"), seat("b").incarnation, 1, 2, 1, "boom", True))], "b", NodeState.FAILED),
+        ([(KEYS.obituary("x"), Obituary(Host("x"), seat("x").incarnation))], "x", NodeState.DOWN),
+    ],
+)
+def test_node_state(more: list[tuple[str, object]], host: str, state: NodeState) -> None:
+    assert node_state(running(*more), Host(host))[0] is state
+
+
+def test_before_the_first_map_everybody_joins() -> None:
+    job = snapshot({KEYS.member("a"): member("a")})
+    assert [node_state(job, h)[0] for h in known_hosts(job)] == [NodeState.JOINING]
+
+
+# -- report
+def test_status_has_its_stable_fields() -> None:
+    status = report.status(running(), [], [])
+    assert set(status) == {
+        "api_version", "job", "state", "reason", "epoch", "step", "step_s", "coordinator", "exit_code", "checks", "standby",
+        "nodes", "last",
+    }  # fmt: skip
+    assert set(status["nodes"][0]) == {"name", "state", "reason", "role", "slot", "ranks", "pids"}
+    assert (status["state"], status["nodes"][1]["ranks"]) == ("running", [2, 3])
+
+
+def test_phases_split_the_pause_of_the_slowest_stayer() -> None:
+    stayer = Timing(0, "stayer", {"wait": 2.0, "switch": 0.5, "detect": 0.1}, redo_s=0.3, pause_s=4.0, resumed=True)
+    joiner = Timing(2, "joiner", {"bind": 1.5, "state": 0.7})
+    found = report.phases(Kind.FAILURE, [stayer, joiner])
+    assert found == {"detect_s": 0.1, "bind_s": 1.5, "comm_s": 1.0, "state_s": 0.7, "redo_s": 0.3, "pause_s": 4.0}
+    assert set(report.phases(Kind.DRAIN, [stayer]).values()) == {None}
+
+
+# -- environment
+def test_a_workers_environment_is_torchruns() -> None:
+    env = environment.worker_environment(SPEC, "job", 1, 1, "10.0.0.1", 2)
+    assert {k: env[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")} == {
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1",
+    }  # fmt: skip
+    assert env["TORCHELASTIC_RESTART_COUNT"] == "2"
+    assert environment.default_threads(SPEC, None) == "1"
+    assert environment.default_threads(SPEC, "8") == "8"
+    assert environment.default_threads(Spec(2, 1, 1, ()), None) is None
