@@ -14,8 +14,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tmrun.worker.api import Run, Step, join
+    from tmrun.worker.data import Batches
 
-__all__ = ["Run", "Step", "__version__", "join"]
+__all__ = ["Batches", "Run", "Step", "__version__", "join"]
 
 
 def __getattr__(name: str) -> object:
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> object:
         from tmrun.worker import api
 
         return getattr(api, name)
+    if name == "Batches":
+        from tmrun.worker.data import Batches
+
+        return Batches
     raise AttributeError(f"module 'tmrun' has no attribute {name!r}")

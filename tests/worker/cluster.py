@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from fake_agent import Channel, FakeAgent
+from nursery import Child, Nursery
 
 from tmrun import wire
+from tmrun.core import planner
+from tmrun.core.model import Resume, WorkerVote
+from tmrun.worker.groups import ENV_SWITCH
 
 M = TypeVar("M")
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +26,7 @@ DEADLINE_S = 90.0
 
 @dataclass(eq=False)
 class Worker:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Child
     rank: int
     agent: FakeAgent
     log: Path
@@ -38,6 +42,8 @@ class Worker:
 
 
 class Cluster:
+    nursery: Nursery | None = None
+
     def __init__(self, directory: Path, world: int, arguments: list[str], environment: dict[str, str], script: Path = SCRIPT) -> None:
         self.directory, self.world, self.arguments = directory, world, arguments
         self.environment, self.script = environment, script
@@ -46,7 +52,7 @@ class Cluster:
         self.agent = FakeAgent(directory / "s")
         self.ranks: dict[int, Worker] = {}
         self.standbys: list[Worker] = []
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes] | Child] = []
         self.epoch = 1
         self.migration = 0
 
@@ -66,18 +72,24 @@ class Cluster:
         log = self.directory / f"{role}-{rank}-{len(self.processes)}.log"
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("TMRUN_")},
+            ENV_SWITCH: os.environ.get(ENV_SWITCH, "slot"),  # TMRUN_SWITCH=shim pytest tests/worker: everything with the C++ switch
             **self.environment,
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world), "LOCAL_WORLD_SIZE": str(self.world),
             "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
             wire.ENV_SOCKET: self.agent.path, wire.ENV_ROLE: role, wire.ENV_EPOCH: "1" if role == "active" else "0",
             wire.ENV_GENERATION: "1", wire.ENV_REHEARSAL_LOG: str(self.directory / f"rehearsal-{len(self.processes)}.log"),
-            wire.ENV_PARENT: str(os.getpid()),
+            wire.ENV_PARENT: str(self.nursery.pid if self.nursery else os.getpid()),
         }  # fmt: skip
-        command = [sys.executable, "-m", "tmrun.worker.bootstrap", str(self.script), *self.arguments, "--log-losses", str(self.losses)]
-        with open(log, "wb") as output:
-            process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=self.directory)
+        process = self._run([str(self.script), *self.arguments, "--log-losses", str(self.losses)], environment, log)
         self.processes.append(process)
         return Worker(process, rank, self.agent, log)
+
+    def _run(self, arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes] | Child:
+        if self.nursery is not None:
+            return self.nursery.run(ROOT / "tmrun/worker/bootstrap.py", arguments, environment, log, self.directory)
+        command = [sys.executable, "-m", "tmrun.worker.bootstrap", *arguments]
+        with open(log, "wb") as output:
+            return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=self.directory)
 
     def close(self) -> None:
         for process in self.processes:
@@ -147,7 +159,7 @@ class Cluster:
         assert len(stops) == 1, votes
         (stop,) = stops
         assert stop is not None
-        self._commit(number, stop, {}, {}, list(votes.values()), [*self.ranks.values(), joiner])
+        self._commit(number, Resume(stop), list(votes.values()), [*self.ranks.values(), joiner])
         self.expect(leaver, wire.Left)
         assert leaver.process.wait(DEADLINE_S) == 0, self.output()
         self._seat({rank: joiner})
@@ -155,17 +167,21 @@ class Cluster:
 
     def heal(self, joiners: dict[int, Worker]) -> int:
         """Replace dead ranks; the step at which training went on."""
-        number = self.prepare(wire.Kind.FAILURE, joiners)
+        return self.conclude(self.prepare(wire.Kind.FAILURE, joiners), joiners)
+
+    def conclude(self, number: int, joiners: dict[int, Worker], *, seat: bool = True) -> int:
+        """Commit a failure migration that was prepared. ``seat``: wait until everybody switched."""
         stayers = {r: w for r, w in self.ranks.items() if r not in joiners}
         votes = {r: self.expect(w, wire.Prepared, migration=number) for r, w in stayers.items()}
         for joiner in joiners.values():
             self.expect(joiner, wire.Prepared, migration=number)
-        target = max(v.next_step for v in votes.values() if v.next_step is not None)
-        sources = {r: min(s for s, v in votes.items() if r in v.covers) for r in joiners}
-        witness = {r: min(s for s, v in votes.items() if v.next_step == target) for r in joiners}
-        self._commit(number, target, sources, witness, list(votes.values()), [*stayers.values(), *joiners.values()])
-        self._seat(joiners)
-        return target
+        parked = [WorkerVote(r, v.step or 0, v.next_step or 0, v.covers, v.snapshots) for r, v in votes.items()]
+        resume = planner.resume(sorted(joiners), parked)
+        assert resume is not None, (parked, self.output())
+        self._commit(number, resume, list(votes.values()), [*stayers.values(), *joiners.values()])
+        if seat:
+            self._seat(joiners)
+        return resume.target
 
     def _seat(self, joiners: dict[int, Worker]) -> None:
         for rank, joiner in joiners.items():
@@ -174,10 +190,8 @@ class Cluster:
         for worker in self.ranks.values():
             self.expect(worker, wire.Switched, epoch=self.epoch)
 
-    def _commit(
-        self, number: int, target: int, sources: dict[int, int], witness: dict[int, int], votes: list[wire.Prepared], to: list[Worker]
-    ) -> None:
+    def _commit(self, number: int, how: Resume, votes: list[wire.Prepared], to: list[Worker]) -> None:
         self.epoch += 1
         comm = {name: f"m{number}/{name}" for vote in votes for name in vote.groups}
         for worker in to:
-            worker.channel.send(wire.Commit(number, self.epoch, target, sources, comm, witness))
+            worker.channel.send(wire.Commit(number, self.epoch, how.target, how.sources, comm, how.witness, how.rollback))

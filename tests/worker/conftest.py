@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from cluster import SCRIPT, Cluster
+from nursery import Nursery
+from trials import Trials
 
 STEPS = 24
 
@@ -73,3 +75,22 @@ def same(reference: Callable[[int, Path], Reference]) -> Callable[..., None]:
         assert digest == expected.digest
 
     return check
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def all_trials(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Trials:
+    return Trials(nursery, tmp_path_factory.mktemp)
+
+
+@pytest.fixture
+def trials(all_trials: Trials) -> Iterator[Trials]:
+    yield all_trials
+    while all_trials.made:
+        all_trials.made.pop().close()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from cluster import Cluster
+from nursery import Nursery
 from torch._C._distributed_c10d import FakeProcessGroup
 
+from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker.groups import SlotSwitch
+from tmrun.worker import shim
+from tmrun.worker.groups import ENV_SWITCH
+from tmrun.worker.slot import SlotSwitch
 
 CPU = torch.device("cpu")
 
@@ -48,3 +56,90 @@ def test_when_the_room_is_used_up_it_says_so(world: dist.ProcessGroup) -> None:
         switch.install(FakeProcessGroup._create_internal(0, 1))
     with pytest.raises(WorkerError, match="was switched 240 times; restart the job"):
         switch.install(FakeProcessGroup._create_internal(0, 1))
+
+
+MANY = Path(__file__).with_name("many_groups.py")
+MODES = ["slot", pytest.param("shim", marks=pytest.mark.skipif(shim.load() is None, reason="run `python -m tmrun.worker.shim` first"))]
+
+
+@dataclass
+class Job:
+    """many_groups.py on four ranks."""
+
+    cluster: Cluster
+    die: Path
+
+    def kill(self, rank: int, point: str) -> None:
+        (self.die / f"{point}-{rank}").touch()
+        self.cluster.died(rank)
+        (self.die / f"{point}-{rank}").unlink()
+
+    def pass_step(self, offset: int = 2) -> None:
+        """Wait for some steps."""
+        log = self.cluster.losses / "groups0.txt"
+        have = len(log.read_text().splitlines()) if log.exists() else 0
+        self.cluster.agent.wait(lambda: log.exists() and len(log.read_text().splitlines()) >= have + offset, 60, "steps")
+
+    def connections(self, rank: int) -> dict[int, dict[str, list[str]]]:
+        lines = (self.cluster.losses / f"groups{rank}.txt").read_text().splitlines()
+        return {step: groups for step, _, groups in map(json.loads, lines)}
+
+
+@pytest.fixture(params=MODES)
+def job(request: pytest.FixtureRequest, tmp_path: Path, nursery: Nursery) -> Iterator[Job]:
+    die = tmp_path / "die"
+    die.mkdir()
+    environment = {"TEST_DIE": str(die), ENV_SWITCH: request.param, "TMRUN_TEST_RETIRE_S": "0"}
+    cluster = Cluster(tmp_path, 4, ["--steps", "40"], environment, MANY)
+    cluster.nursery = nursery
+    yield Job(cluster, die)
+    cluster.close()
+
+
+def test_a_drain_changes_only_the_groups_of_the_leaver(job: Job) -> None:
+    """Groups made before the loop, late, in every step, by all and by some; then again by all, the joiner included."""
+    joiner = job.cluster.standby(3)
+    job.cluster.start()
+    job.cluster.reach(6)
+    stop = job.cluster.drain(3, joiner)
+    job.cluster.finish()
+    for rank in range(3):
+        seen = job.connections(rank)
+        before, after = seen[stop - 1], seen[stop]
+        for name in before:
+            touched = "3" in name.split("/")[0].split(",")
+            assert (before[name] != after[name]) == touched, (rank, name)
+        assert any(name.startswith("0,2/") and len(before) == len(after) for name in before) or rank == 1
+    assert len(job.connections(0)[stop]) == 4, "the world, two pairs, and the late one"
+
+
+def test_a_crash_changes_what_may_have_been_in_use(job: Job) -> None:
+    """Rank 1 dies after the pairs' collectives: the pairs without it are idle, and known to be with the shim."""
+    joiner = job.cluster.standby(1)
+    job.cluster.start()
+    job.cluster.reach(6)
+    job.kill(1, "world")
+    target = job.cluster.heal({1: joiner})
+    job.cluster.finish()
+    kept = {r: set(job.cluster.expect(job.cluster.ranks[r], wire.Prepared).kept) for r in (0, 2, 3)}
+    if job.cluster.environment[ENV_SWITCH] == "slot":
+        assert kept == {0: set(), 2: set(), 3: set()}
+    else:
+        assert [len(kept[r]) for r in (0, 2, 3)] == [2, 3, 1], "(0, 2), its late twin, (2, 3)"
+    for rank in (0, 2, 3):
+        seen = job.connections(rank)
+        before, after = seen[target - 1], seen[target]
+        assert {n for n in before if before[n] == after[n]} == {n for n in before if n.split("/")[1] in kept[rank]}
+
+
+def test_ranks_die_where_others_wait_for_them_to_make_a_group(job: Job) -> None:
+    """The step is run again, and makes its groups again, under the same names."""
+    joiners = [job.cluster.standby(1), job.cluster.standby(3)]
+    job.cluster.start()
+    job.cluster.reach(6)
+    job.kill(1, "new")
+    job.cluster.heal({1: joiners[0]})
+    job.pass_step()
+    job.kill(3, "pairs")
+    job.cluster.heal({3: joiners[1]})
+    job.cluster.finish()

@@ -1,0 +1,110 @@
+"""What tmrun costs in every step: the same training script under torchrun and under tmrun's worker runtime, in turn.
+
+    python bench/overhead.py [--step-ms 100] [--steps 60] [--repeats 4] [--world 2] [--switch slot]
+
+Method: a small GPT under DDP, each step filled up with sleep to about ``--step-ms``. A run's figure is the median time from the start of
+one step to the start of the next on rank 0, the first ten left out; the runs alternate, so that a slow moment of the machine meets both.
+Under tmrun the workers run the real bootstrap against the tests' agent (same socket and messages as the real one). The last columns
+come from inside: seconds spent in begin, vote and end of a step, which are exact also on a busy machine. The vote waits for
+the slowest rank, which the next collective would have waited for otherwise; so "vote" is an upper bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = Path(__file__).with_name("overhead_script.py")
+
+
+def main() -> None:
+    """Run, print a table."""
+    args = arguments()
+    runs: dict[str, list[dict[str, Any]]] = {"torchrun": [], "tmrun": []}
+    for number in range(args.repeats):
+        order = list(runs) if number % 2 else list(reversed(runs))
+        for name in order:
+            with tempfile.TemporaryDirectory(prefix="tmrun-overhead-") as folder:
+                runs[name].append((under_torchrun if name == "torchrun" else under_tmrun)(args, Path(folder)))
+                print(f"{name:9s} run {number}: {1e3 * runs[name][-1]['step_s']:.2f} ms a step", file=sys.stderr, flush=True)
+    print(table(args, runs))
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step-ms", type=float, default=100)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--switch", default="slot", choices=["slot", "shim"])
+    return parser.parse_args()
+
+
+def flags(args: argparse.Namespace, out: Path) -> list[str]:
+    """The script's command line."""
+    return ["--steps", str(args.steps), "--step-ms", str(args.step_ms), "--out", str(out)]
+
+
+def under_torchrun(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One run."""
+    out = folder / "out.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.world), str(SCRIPT)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, *flags(args, out)], check=True, env=environment, capture_output=True)
+    return read(out)
+
+
+def under_tmrun(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One run, on the worker tests' harness."""
+    sys.path.insert(0, str(ROOT / "tests" / "worker"))
+    from cluster import Cluster
+
+    out = folder / "out.json"
+    cluster = Cluster(folder, args.world, flags(args, out), {"TMRUN_SWITCH": args.switch}, SCRIPT)
+    try:
+        cluster.start(at_once=True)
+        for worker in cluster.ranks.values():
+            assert worker.process.wait(600) == 0, cluster.output()
+    finally:
+        cluster.close()
+    return read(out)
+
+
+def read(out: Path) -> dict[str, Any]:
+    """What rank 0 wrote."""
+    found: dict[str, Any] = json.loads(out.read_text())
+    found["step_s"] = statistics.median(found["steps"][10:])
+    return found
+
+
+def table(args: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Markdown."""
+    plain = statistics.median(r["step_s"] for r in runs["torchrun"])
+    ours = statistics.median(r["step_s"] for r in runs["tmrun"])
+    inside = {k: statistics.median(statistics.median(r["inside"][k][10:]) for r in runs["tmrun"]) for k in ("begin", "vote", "end")}
+    own = sum(inside.values())
+    spread = max(abs(r["step_s"] - plain) for r in runs["torchrun"])
+    lines = [
+        f"world {args.world}, {args.steps} steps, {args.repeats} runs each in turn, {os.cpu_count()} cores, switch {args.switch}",
+        "",
+        "| | ms a step | of a step |",
+        "|---|---|---|",
+        f"| torchrun | {1e3 * plain:.2f} (runs differ by up to {1e3 * spread:.2f}) | |",
+        f"| tmrun | {1e3 * ours:.2f} | {100 * (ours - plain) / plain:+.2f} % |",
+        *[f"| inside: {name} | {1e3 * seconds:.3f} | {100 * seconds / plain:.2f} % |" for name, seconds in inside.items()],
+        f"| inside: all | {1e3 * own:.3f} | {100 * own / plain:.2f} % |",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

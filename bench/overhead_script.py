@@ -1,0 +1,79 @@
+"""The training script of overhead.py: DDP on a small GPT, steps of a given length, times written by rank 0."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+
+import tmrun
+from tmrun.worker.current import HOLDER
+
+EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "examples" / "gpt_ddp.py"), run_name="example")
+
+
+def timed(owner: Any, name: str, into: list[float]) -> None:
+    """Measure a method of the runtime; only calls that did something (a second optimizer hook returns at once) count."""
+    plain: Callable[..., Any] = getattr(owner, name)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            into.append(time.perf_counter() - began)
+
+    setattr(owner, name, method)
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--step-ms", type=float)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--log-losses")  # the harness gives it
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(EXAMPLE["GPT"](64, 2, 0.1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    batches = EXAMPLE["Batches"](EXAMPLE["standard_library"](), 4, rank, 0)
+    inside: dict[str, list[float]] = {"begin": [], "vote": [], "end": []}
+    if HOLDER.runtime is not None:
+        for name, method in (("begin", "begin"), ("vote", "before_update"), ("end", "end")):
+            timed(HOLDER.runtime, method, inside[name])
+    run = tmrun.join(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
+    steps, before = [], time.perf_counter()
+    for step in run.steps(args.steps):
+        with step:
+            began = time.perf_counter()
+            inputs, targets = batches.next()
+            loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            time.sleep(max(0.0, args.step_ms / 1e3 - (time.perf_counter() - began)))
+            optimizer.step()
+            schedule.step()
+        now = time.perf_counter()
+        steps.append(now - before)
+        before = now
+    if rank == 0:
+        args.out.write_text(json.dumps({"steps": steps, "inside": inside}))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

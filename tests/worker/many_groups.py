@@ -1,0 +1,94 @@
+"""A job with many process groups: overlapping pairs, one made late, transient ones in every step.
+
+Beside its losses every rank logs, a line a step, which connections each of its groups has. When TEST_DIE/<point>-<rank> exists, the
+rank dies there: "pairs" before the pairs' collectives, "world" after them, "new" before it makes the transient group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+import tmrun
+from tmrun.worker.current import HOLDER
+
+PAIRS = ((0, 1), (2, 3), (1, 3), (0, 2))
+LATE_STEP = 2
+
+
+def connections() -> dict[str, list[str]]:
+    runtime: Any = HOLDER.runtime
+    return {",".join(map(str, g.ranks)) + "/" + g.name: sorted(inode for _, inode in g.sockets) for g in runtime._process.live.groups}
+
+
+def total(group: dist.ProcessGroup | None) -> float:
+    ones = torch.ones(1)
+    dist.all_reduce(ones, group=group)
+    return ones.item()
+
+
+def main() -> None:  # noqa: C901  a script
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--log-losses", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, die = dist.get_rank(), Path(os.environ["TEST_DIE"])
+    pairs: list[Any] = []
+    for ranks in PAIRS:
+        group = dist.new_group(list(ranks))
+        if rank in ranks:
+            pairs.append(group)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = tmrun.join(model=model, optimizer=optimizer)
+    late: list[Any] = []
+
+    def point(name: str) -> None:
+        if not run.rehearsing and (die / f"{name}-{rank}").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def check(value: float, expected: float) -> None:
+        assert run.rehearsing or value == expected, (rank, value, expected)
+
+    for step in run.steps(args.steps):
+        with step:
+            if not run.rehearsing:
+                time.sleep(0.05)
+            point("pairs")
+            for group in pairs + late:
+                check(total(group), 2)
+            point("world")
+            check(total(None), 4)
+            if step == LATE_STEP and not late and not run.rehearsing:
+                group = dist.new_group([0, 2])
+                late = [group] if rank in (0, 2) else []
+            point("new")
+            transient = dist.new_group([0, 1, 2, 3])
+            check(total(transient), 4)
+            dist.destroy_process_group(transient)
+            model(torch.ones(1, 4) * (step + 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if step.committed:
+            with open(args.log_losses / f"groups{rank}.txt", "a") as log:
+                log.write(json.dumps([int(step), os.getpid(), connections()]) + "\n")
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    print("final parameters sha256", digest, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

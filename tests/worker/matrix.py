@@ -1,0 +1,205 @@
+"""One small training script for every parallelism: ``--mode``; what varies within one: TEST_ACCUMULATE, TEST_BF16."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import tmrun
+from tmrun.worker import faults
+
+WIDTH = 16
+ROWS = 8
+ACCUMULATE = int(os.environ.get("TEST_ACCUMULATE", "1"))
+BF16 = os.environ.get("TEST_BF16") == "1"
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.dropout(self.narrow(F.gelu(self.wide(x))), 0.1, self.training)
+
+
+class Job:
+    """A model, what has to run for one micro batch, and who draws which data and random numbers."""
+
+    def __init__(self, seed: int, blocks: int = 3) -> None:
+        torch.manual_seed(seed)
+        self.model: nn.Module = nn.Sequential(*(Block() for _ in range(blocks)))
+        self.first = self.model[0]
+        self.data_rank = self.dropout_rank = dist.get_rank()
+
+    def backward(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
+        with self.quiet(last):
+            with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+                loss = F.mse_loss(self.model(x), y) / ACCUMULATE
+            loss.backward()
+        return loss.item()
+
+    def quiet(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def reduce(self) -> None:
+        pass
+
+
+class Ddp(Job):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(7)
+        self.model = nn.parallel.DistributedDataParallel(self.model, bucket_cap_mb=0.01, **options)
+
+    def quiet(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if last else self.model.no_sync()
+
+
+class Fsdp(Job):
+    def __init__(self, *shape: int) -> None:
+        super().__init__(7)
+        mesh = init_device_mesh("cpu", shape or (dist.get_world_size(),), mesh_dim_names=("replicate", "shard")[-max(1, len(shape)) :])
+        for block in self.model:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+    def quiet(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        self.model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+
+class Tp(Job):
+    """Tensor parallel, with data parallel sharding over the other dimension of the mesh if that has more than one."""
+
+    def __init__(self, dp: int) -> None:
+        super().__init__(7)
+        mesh = init_device_mesh("cpu", (dp, dist.get_world_size() // dp), mesh_dim_names=("dp", "tp"))
+        for block in self.model:
+            parallelize_module(block, mesh["tp"], {"wide": ColwiseParallel(), "narrow": RowwiseParallel()})
+        if dp > 1:
+            for block in self.model:
+                fully_shard(block, mesh=mesh["dp"])
+            fully_shard(self.model, mesh=mesh["dp"])
+        self.data_rank = self.dropout_rank = mesh["dp"].get_local_rank()
+
+
+class Pipeline(Job):
+    """Two stages under 1F1B; several pipelines reduce over the data parallel dimension by hand."""
+
+    def __init__(self, dp: int) -> None:
+        mesh = init_device_mesh("cpu", (dp, 2), mesh_dim_names=("dp", "pp"))
+        self.place = mesh["pp"].get_local_rank()
+        super().__init__(7 + self.place, blocks=2)
+        self.data_rank = mesh["dp"].get_local_rank()
+        self.dp, self.size = mesh.get_group("dp"), dp
+        takes, gives = (torch.empty(ROWS // 4, WIDTH, requires_grad=needed) for needed in (self.place > 0, True))
+        stage = PipelineStage(
+            self.model, self.place, 2, torch.device("cpu"), input_args=takes, output_args=gives, group=mesh.get_group("pp")
+        )
+        self.schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=F.mse_loss)
+
+    def backward(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
+        losses: list[torch.Tensor] = []
+        if self.place == 0:
+            self.schedule.step(x)
+        else:
+            self.schedule.step(target=y, losses=losses)
+        return float(sum(loss.item() for loss in losses))
+
+    def reduce(self) -> None:
+        if self.size > 1:
+            for parameter in self.model.parameters():
+                dist.all_reduce(parameter.grad, group=self.dp)
+                parameter.grad /= self.size
+
+
+MODES: dict[str, Callable[[], Job]] = {
+    "ddp": Ddp,
+    "ddp_static": lambda: Ddp(static_graph=True),
+    "fsdp2": Fsdp,
+    "hsdp": lambda: Fsdp(2, dist.get_world_size() // 2),
+    "tp": lambda: Tp(1),
+    "fsdp2_tp": lambda: Tp(2),
+    "pp": lambda: Pipeline(1),
+    "pp_dp": lambda: Pipeline(2),
+}
+
+
+def local_digest(*owned: Any) -> str:
+    """Of what this rank holds: parameters and optimizer state."""
+    digest = hashlib.sha256()
+    for tensor in owned:
+        tensor = tensor.detach()
+        digest.update((tensor.to_local() if hasattr(tensor, "to_local") else tensor).contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--log-losses", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if "TEST_STACKS_S" in os.environ:  # for whoever has to find out where a job hangs
+        faulthandler.dump_traceback_later(float(os.environ["TEST_STACKS_S"]))
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    job = MODES[os.environ["TEST_MODE"]]()
+    torch.manual_seed(50 + job.dropout_rank)
+    parameters = list(job.model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
+
+    run = tmrun.join(model=job.model, optimizer=optimizer, schedule=schedule)
+    fault, at = None if run.rehearsing else faults.from_environment(rank), [0]
+
+    def backward(*_: Any) -> None:
+        if fault is not None:
+            fault(at[0], "backward")
+
+    job.first.narrow.register_full_backward_hook(backward)
+    for step in run.steps(args.steps):
+        with step:
+            at[0] = int(step)
+            time.sleep(float(os.environ.get("TEST_PACE_S", "0.02")))
+            optimizer.zero_grad()
+            loss = 0.0
+            for part in range(ACCUMULATE):
+                generator = torch.Generator().manual_seed((step * 100 + job.data_rank) * 10 + part)
+                x, y = torch.randn(2, ROWS, WIDTH, generator=generator)
+                loss += job.backward(x, y, last=part == ACCUMULATE - 1)
+            job.reduce()
+            nn.utils.clip_grad_norm_(parameters, 0.5)
+            optimizer.step()
+            schedule.step()
+        if step.committed:
+            with open(args.log_losses / f"rank{rank}.txt", "a") as log:
+                log.write(f"{step} {loss.hex()}/{local_digest(*parameters)[:16]}\n")
+    mine = local_digest(*parameters, *(v for s in optimizer.state.values() for v in s.values()))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    if rank == 0:
+        print("final parameters sha256", hashlib.sha256("".join(everyone).encode()).hexdigest(), flush=True)
+    if "TEST_REFERENCE" in os.environ:
+        os._exit(0)  # freeing DDP with its group after a late collective can deadlock in torch: gloo's threads want the GIL
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A second failure while the first is being healed, or during a drain's transfer: another migration heals it, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from cluster import DEADLINE_S, Cluster, Worker
+from trials import STEP, Trials
+
+from tmrun import wire
+from tmrun.core.model import Resume
+
+
+def freeze(worker: Worker) -> None:
+    os.kill(worker.pid, signal.SIGSTOP)
+
+
+def kill(worker: Worker) -> None:
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker.process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def prepared(job: Cluster, joiners: dict[int, Worker]) -> int:
+    """A failure migration for which everybody is ready."""
+    number = job.prepare(wire.Kind.FAILURE, joiners)
+    for worker in [*(w for r, w in job.ranks.items() if r not in joiners), *joiners.values()]:
+        job.expect(worker, wire.Prepared, migration=number)
+    return number
+
+
+@pytest.mark.parametrize("point", ["backward", "after_vote"])
+def test_the_joiner_dies_while_it_receives(trials: Trials, point: str) -> None:
+    job = trials.make("ddp", 3, TMRUN_TEST_KILL=f"1:{STEP}:{point}")
+    useless, joiner = job.standby(1), job.standby(1)
+    job.start()
+    job.died(1)
+    number = prepared(job, {1: useless})
+    freeze(useless)
+    job.conclude(number, {1: useless}, seat=False)
+    kill(useless)
+    assert job.heal({1: joiner}) == STEP + (point == "after_vote")
+    trials.same(job, unlogged=((1, STEP),))
+
+
+def test_the_source_dies_while_it_sends(trials: Trials) -> None:
+    """The joiner is of no use then: two ranks are lost."""
+    job = trials.make("ddp", 3, TMRUN_TEST_KILL=f"1:{STEP}:backward")
+    useless, *joiners = job.standby(1), job.standby(0), job.standby(1)
+    job.start()
+    job.died(1)
+    number = prepared(job, {1: useless})
+    freeze(job.ranks[0])
+    job.conclude(number, {1: useless}, seat=False)
+    kill(job.ranks[0])
+    assert useless.process.wait(DEADLINE_S) == 76, job.output()
+    job.heal(dict(enumerate(joiners)))
+    trials.same(job, unlogged=((1, STEP), (0, STEP)))
+
+
+def start_drain(job: Cluster, joiner: Worker) -> int:
+    """Rank 1 is to go, all have stopped for it, and it freezes before it can hand over."""
+    job.start()
+    job.reach(4)
+    number = job.prepare(wire.Kind.DRAIN, {1: joiner})
+    votes = [job.expect(w, wire.Prepared, migration=number) for w in job.ranks.values()]
+    job.expect(joiner, wire.Prepared, migration=number)
+    stop = votes[0].stop_step
+    assert stop is not None
+    job.expect(job.ranks[1], wire.Progress, step=stop)  # it waits there
+    freeze(job.ranks[1])
+    job._commit(number, Resume(stop), votes, [*job.ranks.values(), joiner])
+    for rank in (0, 2):
+        job.expect(job.ranks[rank], wire.Switched, epoch=job.epoch)
+    return stop
+
+
+def test_another_rank_dies_during_a_drains_transfer(trials: Trials) -> None:
+    job = trials.make("ddp", 3)
+    drained, joiner = job.standby(1), job.standby(2)
+    stop = start_drain(job, drained)
+    leaver, job.ranks[1] = job.ranks[1], drained
+    kill(job.ranks[2])
+    number = job.prepare(wire.Kind.FAILURE, {2: joiner})
+    job.expect(job.ranks[0], wire.Prepared, migration=number)
+    os.kill(leaver.pid, signal.SIGCONT)
+    assert leaver.process.wait(DEADLINE_S) == 0, job.output()
+    assert job.conclude(number, {2: joiner}) == stop
+    trials.same(job)
+
+
+def test_the_leaver_dies_during_its_transfer(trials: Trials) -> None:
+    job = trials.make("ddp", 3)
+    drained, joiner = job.standby(1), job.standby(1)
+    stop = start_drain(job, drained)
+    kill(job.ranks[1])
+    assert drained.process.wait(DEADLINE_S) == 76, job.output()
+    assert job.heal({1: joiner}) == stop
+    trials.same(job)

@@ -1,0 +1,44 @@
+"""Every parallelism, through every kind of event, bit for bit like the run that nothing happened to."""
+
+from __future__ import annotations
+
+import pytest
+from trials import STEP, WORLD, Trials
+
+REPLICATED = ("ddp", "ddp_static", "hsdp", "pp_dp")
+SHARDED = ("fsdp2", "tp", "fsdp2_tp", "pp")
+
+
+@pytest.mark.parametrize("mode", WORLD)
+def test_drained(trials: Trials, mode: str) -> None:
+    trials.drain(mode, WORLD[mode] - 1)
+
+
+@pytest.mark.parametrize("point", ["backward", "after_vote"])
+@pytest.mark.parametrize("mode", REPLICATED)
+def test_killed(trials: Trials, mode: str, point: str) -> None:
+    assert trials.kill(mode, 1, point) == STEP + (point == "after_vote")
+
+
+@pytest.mark.parametrize("point", ["backward", "after_vote"])
+@pytest.mark.parametrize("mode", SHARDED)
+def test_killed_without_a_replica(trials: Trials, mode: str, point: str) -> None:
+    """Everybody goes back to a snapshot."""
+    assert trials.kill(mode, 1, point, TMRUN_SNAPSHOT_EVERY="3") <= STEP
+
+
+@pytest.mark.parametrize("mode", ["ddp", "hsdp"])
+@pytest.mark.parametrize("variant", ["TEST_ACCUMULATE=2", "TEST_BF16=1"])
+@pytest.mark.parametrize("point", ["backward", "after_vote"])
+def test_variants(trials: Trials, mode: str, variant: str, point: str) -> None:
+    assert trials.kill(mode, 1, point, **dict([variant.split("=")])) == STEP + (point == "after_vote")
+
+
+@pytest.mark.parametrize("variant", ["TEST_ACCUMULATE=2", "TEST_BF16=1"])
+def test_variants_drained(trials: Trials, variant: str) -> None:
+    trials.drain("hsdp", 2, **dict([variant.split("=")]))
+
+
+def test_eight(trials: Trials) -> None:
+    """HSDP 2 x 4."""
+    trials.kill("hsdp", 5, "backward", world=8)
