@@ -51,9 +51,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     batches = EXAMPLE["Batches"](EXAMPLE["standard_library"](), 4, rank, 0)
-    inside: dict[str, list[float]] = {"begin": [], "vote": [], "end": []}
+    inside: dict[str, list[float]] = {"begin": [], "vote": [], "end": [], "between": []}
     if HOLDER.runtime is not None:
-        for name, method in (("begin", "begin"), ("vote", "before_update"), ("end", "end")):
+        for name, method in (("begin", "begin"), ("vote", "before_update"), ("end", "end"), ("between", "_boundary")):
             timed(HOLDER.runtime, method, inside[name])
     run = tmrun.join(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     steps, before = [], time.perf_counter()

@@ -85,3 +85,17 @@ def test_a_frozen_agent(lab: Lab, oracle: Oracle, who: str) -> None:
         wait_for("it is a standby", lambda: lab.node(victim)["state"] == "standby")
     assert lab.finish() == 0
     assert_exact(lab, oracle, may_miss=2)
+
+
+def test_a_broken_link_between_living_nodes(lab: Lab, oracle: Oracle) -> None:
+    """Nobody died, so nobody is replaced: everybody connects again in place and redoes the step."""
+    cut = lab.folder / "cut"
+    lab.launch(*LOCAL, "--lease-ttl", "4", TEST_CUT=str(cut))
+    before = lab.wait_warm()
+    cut.write_text("1")
+    wait_for("connected again", lambda: lab.status().get("epoch") == 2 and lab.status()["state"] == "running")
+    after = lab.trains(lab.trains()["step"] + 3)
+    assert pids_of(after) == pids_of(before), "somebody was restarted"
+    assert "nobody has died, connecting again in place" in lab.output()
+    assert lab.finish() == 0
+    assert_exact(lab, oracle)

@@ -1,6 +1,7 @@
 """examples/gpt_ddp.py, unchanged, with steps that take a while and, on request, a death in forward or backward.
 
-They take TEST_PACE_S seconds more, until the file TEST_FAST exists. With TEST_TAIL=1 every step communicates once more after
+They take TEST_PACE_S seconds more, until the file TEST_FAST exists. When the file TEST_CUT appears, the rank that it names breaks all its
+TCP connections, once. With TEST_TAIL=1 every step communicates once more after
 optimizer.step(), before the scheduler steps.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,18 @@ from tmrun.worker import api, faults
 
 _PACE_S = float(os.environ.get("TEST_PACE_S", "0.02"))
 _FAST = Path(os.environ.get("TEST_FAST", "/nonexistent"))
+_CUT = Path(os.environ.get("TEST_CUT", "/nonexistent"))
+
+
+def _cut_connections() -> None:
+    """As a broken link would: both ends of every connection see an error, nobody dies."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        try:
+            with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                if one.family == socket.AF_INET and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue
 
 
 def _join(**registered: Any) -> tmrun.Run:
@@ -34,6 +48,9 @@ def _join(**registered: Any) -> tmrun.Run:
             time.sleep(_PACE_S)
         if fault is not None:
             fault(current[0], "forward")
+        if not run.rehearsing and _CUT.exists() and _CUT.read_text() == os.environ["RANK"]:
+            _CUT.unlink()
+            _cut_connections()
 
     registered["model"].register_forward_pre_hook(forward)
     if os.environ.get("TEST_TAIL"):

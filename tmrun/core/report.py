@@ -95,12 +95,12 @@ def _row(current: RankMap, timings: Sequence[Timing], nproc: int) -> dict[str, A
         "joiner": ",".join(m.joiner.host for m in current.moves),
         "ranks": [r for m in current.moves for r in range(m.slot * nproc, (m.slot + 1) * nproc)],
         "step": current.resume.target,
-        **phases(current.kind, timings),
+        **phases(current.kind, timings, moved=bool(current.moves)),
         "bytes": sum(t.bytes for t in timings if t.role == "joiner") or None,
     }
 
 
-def phases(kind: Kind, timings: Sequence[Timing]) -> dict[str, float | None]:
+def phases(kind: Kind, timings: Sequence[Timing], *, moved: bool = True) -> dict[str, float | None]:
     """Split the pause that the slowest stayer measured.
 
     pause_s: end of the last step before -> end of the first new step, less the median step. detect_s: first sign of trouble at a
@@ -110,17 +110,19 @@ def phases(kind: Kind, timings: Sequence[Timing]) -> dict[str, float | None]:
     stayers = [t for t in timings if t.role == "stayer"]
     joiners = [t for t in timings if t.role == "joiner"]
     resumed = [t for t in stayers if t.resumed]
-    if not resumed or not joiners:
+    if not resumed or (moved and not joiners):
         return dict.fromkeys(("detect_s", "bind_s", "comm_s", "state_s", "redo_s", "pause_s"))
     wait, switch = _most(stayers, "wait"), _most(stayers, "switch")
+    pause = max(t.pause_s for t in resumed)
     bind = wait if kind is Kind.DRAIN else min(wait, _most(joiners, "bind"))
     return {
         "detect_s": _most(stayers, "detect"),
         "bind_s": bind,
         "comm_s": wait - bind + switch,
-        "state_s": _most(joiners, "state"),
+        # a drain's joiner listens before the leaver has stopped: only what the stayers waited for counts
+        "state_s": min(_most(joiners, "state"), pause) if kind is Kind.DRAIN else _most(joiners, "state"),
         "redo_s": max(t.redo_s for t in resumed),
-        "pause_s": max(t.pause_s for t in resumed),
+        "pause_s": pause,
     }
 
 

@@ -34,7 +34,7 @@ _OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 0),  # 1 provokes GOAWAY
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # also the limit of one connection attempt: 500 failed for ever on a loaded host
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),  # else a proxy variable breaks even loopback
     ("grpc.max_receive_message_length", -1),

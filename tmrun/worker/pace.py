@@ -33,6 +33,11 @@ class Pace:
         """Median duration of the last steps, 0 if unknown."""
         return statistics.median(self._durations) if self._durations else 0.0
 
+    @property
+    def overdue_at(self) -> float:
+        """When the step that began last should have been done (monotonic seconds): from then on something is wrong."""
+        return self._begun + self.step_s
+
     def due(self) -> bool:
         """Whether progress should be reported now."""
         now = time.monotonic()

@@ -128,8 +128,10 @@ def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None
     handover.restart_snapshots(process, commit.target)
     began = time.monotonic()
     sent = handover.feed(process, pending, commit)
+    # a peer that vanished without a word shows only as a step that does not end
+    sign = min(trouble.since, process.pace.overdue_at) if trouble else process.pace.overdue_at
     phases = {
-        "detect": max(0.0, pending.noticed - trouble.since) if trouble else 0.0,
+        "detect": max(0.0, pending.noticed - sign),
         "wait": pending.committed - pending.noticed,
         "switch": switch_s,
         "state": time.monotonic() - began if sent else 0.0,
