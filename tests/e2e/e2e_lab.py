@@ -16,6 +16,7 @@ from typing import Any
 from tmrun import procs
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 GPT = ROOT / "tests" / "worker" / "paced_gpt.py"
 STEPS = 150
 WORLD = 4

@@ -90,10 +90,10 @@ def test_restart_within_the_budget(lab: Lab, script: Path) -> None:
 
 def test_a_script_without_our_api_is_restarted_after_a_kill(lab: Lab, script: Path) -> None:
     lab.launch("--local-nodes", "3", "--nnodes", "2", "--standby", "1", script=script, script_args=("sleep",))
-    wait_for("workers", lambda: lab.output().count("restart 0") == 2)
+    wait_for("workers", lambda: lab.output().count("of 2 restart 0") == 2)
     pids = wait_for("pids", lambda: lab.node("node1")["pids"])
     os.kill(pids[0], signal.SIGKILL)
-    wait_for("restart", lambda: lab.output().count("restart 1") == 2)
+    wait_for("restart", lambda: lab.output().count("of 2 restart 1") == 2)
     assert lab.cli("stop").returncode == 0
     assert lab.launches[0].wait(DEADLINE_S) == 143
 
@@ -102,13 +102,13 @@ def test_standby_ends_well(lab: Lab, script: Path) -> None:
     """A spare is no failure at the end of the job; its script never ran."""
     lab.launch("--nnodes", "1", "--standby", "6%", script=script, script_args=("done",))
     assert lab.launches[0].wait(DEADLINE_S) == 0
-    assert lab.output().count("restart 0") == 1
+    assert lab.output().count("of 1 restart 0") == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_signals_to_the_launcher(lab: Lab, script: Path, number: signal.Signals, code: int) -> None:
     lab.launch("--local-nodes", "2", script=script, script_args=("sleep",))
-    wait_for("workers", lambda: lab.output().count("restart 0") == 2)
+    wait_for("workers", lambda: lab.output().count("of 2 restart 0") == 2)
     lab.launches[0].send_signal(number)
     assert lab.launches[0].wait(DEADLINE_S) == code
 
@@ -157,7 +157,7 @@ def test_verbs_without_a_job(lab: Lab) -> None:
 
 def test_unknown_node(lab: Lab, script: Path) -> None:
     lab.launch("--local-nodes", "2", script=script, script_args=("sleep",))
-    wait_for("workers", lambda: lab.output().count("restart 0") == 2)
+    wait_for("workers", lambda: lab.output().count("of 2 restart 0") == 2)
     answer = lab.cli("drain", "node7")
     assert answer.returncode == 7
     assert answer.stderr.strip().endswith("nodes: node0, node1")

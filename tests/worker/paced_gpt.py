@@ -1,8 +1,8 @@
-"""examples/gpt_ddp.py, unchanged, with steps that take a while and, on request, a death in forward or backward.
+"""examples/gpt_ddp.py (or another example, named by TEST_SCRIPT), unchanged, but slower, and with faults on request.
 
-They take TEST_PACE_S seconds more, until the file TEST_FAST exists. When the file TEST_CUT appears, the rank that it names breaks all its
-TCP connections, once. With TEST_TAIL=1 every step communicates once more after
-optimizer.step(), before the scheduler steps.
+Each step takes TEST_PACE_S seconds more, until the file TEST_FAST exists. TMRUN_TEST_KILL may name a death in forward or backward. When
+the file TEST_CUT appears, the rank that it names breaks all its TCP connections, once. With TEST_TAIL=1 every step communicates once more
+after optimizer.step(), before the scheduler steps.
 """
 
 from __future__ import annotations
@@ -74,4 +74,5 @@ def _join(**registered: Any) -> tmrun.Run:
 
 
 tmrun.join = _join
-runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "gpt_ddp.py"), run_name="__main__")
+_SCRIPT = os.environ.get("TEST_SCRIPT", "gpt_ddp.py")
+runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / _SCRIPT), run_name="__main__")
