@@ -57,7 +57,7 @@ class Training:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
-            console.print(f"  [dim]{line.rstrip()}[/]", markup=True)
+            console.print(f"  {line.rstrip()}", style="dim", markup=False)
 
     def wait_warm(self) -> dict[str, Any]:
         """Until a standby is warm; the status then."""

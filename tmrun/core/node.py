@@ -546,7 +546,7 @@ def _doubt(node: Node, job: Job, group: Group) -> Effect | None:
     if not group.doubt or not job.alive(node.me) or (told is not None and told.epoch == job.epoch):
         return None
     doubt = Doubt(Host(node.me.host), Incarnation(node.me.incarnation), job.epoch, group.doubt)
-    return _submit(transactions.report_doubt(job, doubt, node.lease), say=f"{node.me.host}: {group.doubt}; waiting to learn why")
+    return _submit(transactions.report_doubt(job, doubt, node.lease))
 
 
 def _standby(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:

@@ -6,6 +6,7 @@ Only data and small questions; the rules are in ``runtime`` (the loop and the st
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -132,7 +133,7 @@ class Process:
             return
         self.trouble = Trouble(time.monotonic(), error)
         if self.board.failure is None:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
+            lines = re.sub(r"^\s*\[[^\]]*\]\s*", "", str(error)).splitlines() or [type(error).__name__]  # without the C++ file and line
             self.link.send(wire.Suspect(self.counters.done, f"rank {self.rank}: {lines[0][:120]}"))
 
 
