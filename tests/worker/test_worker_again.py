@@ -48,6 +48,9 @@ def sample(process: psutil.Process) -> Sample:
     return Sample(min(s.threads for s in seen), min(s.files for s in seen), min(s.rss for s in seen))
 
 
+SHORT = 12
+
+
 @pytest.fixture(params=MODES)
 def job(request: pytest.FixtureRequest, tmp_path: Path, nursery: Nursery) -> Iterator[Cluster]:
     environment = {"TEST_STOP": str(tmp_path / "stop"), ENV_SWITCH: request.param, "TMRUN_TEST_RETIRE_S": "0"}
@@ -57,8 +60,10 @@ def job(request: pytest.FixtureRequest, tmp_path: Path, nursery: Nursery) -> Ite
     cluster.close()
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(100, marks=[pytest.mark.chaos, pytest.mark.timeout(1800)])])
-def test_nothing_grows(job: Cluster, count: int) -> None:
+@pytest.mark.parametrize("count", [SHORT, pytest.param(100, marks=[pytest.mark.chaos, pytest.mark.timeout(1800)])])
+def test_nothing_grows(request: pytest.FixtureRequest, job: Cluster, count: int) -> None:
+    if count > SHORT and "chaos" not in (request.config.getoption("-m") or ""):
+        pytest.skip("a hundred migrations take minutes: pytest -m chaos tests/worker/test_worker_again.py")
     next_one = job.standby(1)
     job.start()
     stayer = psutil.Process(job.ranks[0].pid)

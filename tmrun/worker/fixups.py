@@ -58,11 +58,12 @@ def _drop_failed_gather(group: Any) -> None:
 def reset_pipelines() -> None:
     """Forget the losses that a pipeline schedule has collected: the redo would go backward through them again.
 
-    Schedules are registered nowhere, hence the search; it happens after a crash only, in scripts that use pipelining.
+    Schedules are registered nowhere, hence the search; it happens after a crash only, in scripts that use pipelining. By type(): isinstance
+    asks weak proxies, which may be dead.
     """
     module: Any = sys.modules.get("torch.distributed.pipelining.schedules")
     if module is not None:
-        for schedule in (o for o in gc.get_objects() if isinstance(o, module._PipelineSchedule)):
+        for schedule in (o for o in gc.get_objects() if issubclass(type(o), module._PipelineSchedule)):
             schedule._internal_losses.clear()
 
 
