@@ -90,7 +90,9 @@ def table(args: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]) -> st
     """Markdown."""
     plain = statistics.median(r["step_s"] for r in runs["torchrun"])
     ours = statistics.median(r["step_s"] for r in runs["tmrun"])
-    inside = {k: statistics.median(statistics.median(r["inside"][k][10:]) for r in runs["tmrun"]) for k in ("begin", "vote", "end", "between")}
+    inside = {
+        k: statistics.median(statistics.median(r["inside"][k][10:]) for r in runs["tmrun"]) for k in ("begin", "vote", "end", "between")
+    }
     own = sum(inside.values())
     spread = max(abs(r["step_s"] - plain) for r in runs["torchrun"])
     lines = [
