@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tmrun.core.errors import UsageError
 from tmrun.core.membership import Job, natural
-from tmrun.core.model import Host, Member, Move, Resume, Seat, Vote, WorkerVote
+from tmrun.core.model import Member, Move, Resume, Seat, Vote, WorkerVote
 
 
 def standby_count(text: str, nnodes: int) -> int:
@@ -132,8 +132,3 @@ def rollback(moved: Sequence[int], workers: Sequence[WorkerVote]) -> Resume | No
 def worker_votes(votes: Sequence[Vote]) -> tuple[WorkerVote, ...]:
     """All parked workers of all votes, by rank."""
     return tuple(sorted((w for v in votes for w in v.workers), key=lambda w: w.rank))
-
-
-def hosts_of(moves: Sequence[Move]) -> set[Host]:
-    """Leavers and joiners."""
-    return {m.leaver.host for m in moves} | {m.joiner.host for m in moves}
