@@ -493,7 +493,7 @@ class Bench:
     def _drain(self, host: str) -> None:
         op = Operation("d1", "drain", (Host(host),), "bench")
         job = self._job()
-        if self.store.commit(transactions.request_drain(job, op)).succeeded:
+        if self.store.commit(transactions.request(job, op)).succeeded:
             self.requested = time.monotonic()
 
     def _drained(self) -> bool:

@@ -21,6 +21,11 @@ AS_LEADER = ("propose", "commit", "abort", "initial map", "restart map", "finish
 """Names of the transactions that only the coordinator of the newest term may write."""
 
 
+def new_moves(job: Job) -> bool:
+    """The migration that was just proposed moves ranks: going on in place is nobody's replacement."""
+    return job.migration is not None and bool(job.migration.value.moves)
+
+
 @dataclass
 class Audit:
     """Remembers what must never change; ``wrote`` sees every transaction, ``check`` every state."""
@@ -70,6 +75,9 @@ class Audit:
             require(who.host not in old.members, "1", f"{what}: {old.members.get(who.host)} is registered")
         elif verb == "propose":
             require(old.open_migration is None, "4", f"{what}: {old.open_migration} is open")
+            require(old.pause is None or "failure" not in txn.name or not new_moves(new), "17", f"{what}: the job is paused")
+        elif verb == "restart":
+            require(old.pause is None, "17", f"{what}: the job is paused")
         elif verb == "vote":
             require(old.open_migration is not None and f"migration {old.open_migration.id}" in txn.name, "6", f"{what}: that is decided")
             require(who.host not in old.votes, "9", f"{what}: it has voted")
@@ -134,7 +142,7 @@ class Audit:
         require(old.head.value.open == 0, "4", f"migration {migration.id} is opened while {old.head.value.open} is open")
         for move in migration.moves:
             require(
-                not old.draining(move.joiner.host), "3", f"migration {migration.id} moves slot {move.slot} to drained {move.joiner.host}"
+                not old.cordoned(move.joiner.host), "3", f"migration {migration.id} moves slot {move.slot} to drained {move.joiner.host}"
             )
             require(old.alive(move.joiner), "5", f"migration {migration.id} moves slot {move.slot} to {move.joiner}, which is no member")
             if migration.kind is Kind.FAILURE:
@@ -194,7 +202,7 @@ class Audit:
                     require(not job.runs_on(host), "11", f"request {op.id} is done, but {host} holds a slot")
                     left = [str(w) for w in self.world.training.living() if w.seat.host == host and (w.computes or w.state == "hand")]
                     require(not left, "11", f"request {op.id} is done, but processes live: {left}")
-            if op.id not in self.ended_ops and op.state is OpState.CANCELLED:
+            if op.id not in self.ended_ops and op.state is OpState.CANCELLED and op.verb == "drain":
                 seated = job.map is None or any(job.map.slot_of_host(h) is not None for h in op.hosts)
                 require(seated, "12", f"request {op.id} is cancelled, but it had been carried out")
             before = self.ended_ops.setdefault(op.id, op.state)

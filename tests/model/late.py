@@ -136,6 +136,17 @@ def standbys_are_drained(world: World, me: Agent) -> None:
     _go_on(world, 0)
 
 
+def standbys_are_cordoned(world: World, me: Agent) -> None:
+    current = world.job().map
+    for name in world.agents:
+        if current and current.slot_of_host(Host(name)) is None:
+            world.cordon(name)
+
+
+def the_job_is_paused(world: World, me: Agent) -> None:
+    world.pause()
+
+
 def seats_die_and_restart(world: World, me: Agent) -> None:
     current = world.job().map
     for name, agent in list(world.agents.items()):
@@ -208,7 +219,8 @@ INTERLUDES: dict[str, Interlude] = {
     f.__name__: f
     for f in (
         others_go_on, my_lease_is_revoked, my_lease_is_revoked_just_now, i_am_cut_off, i_die, i_die_and_restart, standbys_die,
-        standbys_die_and_restart, standbys_are_drained, seats_die_and_restart, workers_die, leader_is_replaced, drains_are_cancelled,
+        standbys_die_and_restart, standbys_are_drained, standbys_are_cordoned, the_job_is_paused,
+        seats_die_and_restart, workers_die, leader_is_replaced, drains_are_cancelled,
         a_seat_is_drained, only_an_election, only_new_lives, my_next_life,
     )
 }  # fmt: skip

@@ -115,6 +115,22 @@ class Job(RuleBasedStateMachine):
         self.world.drain(*sorted({self.name(i) for i in indices}))
 
     @rule(index=INDEX)
+    def replace(self, index: int) -> None:
+        self.world.drain(self.name(index), verb="replace")
+
+    @rule(index=INDEX)
+    def drain_or_else(self, index: int) -> None:
+        self.world.drain(self.name(index), force_after_s=3.0)
+
+    @rule(index=INDEX, wanted=st.booleans())
+    def cordon(self, index: int, wanted: bool) -> None:
+        self.world.cordon(self.name(index), wanted=wanted)
+
+    @rule(wanted=st.booleans())
+    def pause(self, wanted: bool) -> None:
+        self.world.pause(wanted=wanted)
+
+    @rule(index=INDEX)
     def undrain(self, index: int) -> None:
         self.world.take_back(self.name(index))
 

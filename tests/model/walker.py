@@ -78,6 +78,26 @@ def _drain(world: World, rng: random.Random) -> str:
     return f"drain {names}: {world.drain(*names) or 'refused'}"
 
 
+def _replace(world: World, rng: random.Random) -> str:
+    name = rng.choice(sorted(world.agents))
+    return f"replace {name}: {world.drain(name, verb='replace') or 'refused'}"
+
+
+def _drain_by(world: World, rng: random.Random) -> str:
+    name = rng.choice(sorted(world.agents))
+    return f"drain {name} within 3 s: {world.drain(name, force_after_s=3.0) or 'refused'}"
+
+
+def _cordon(world: World, rng: random.Random) -> str:
+    name, wanted = rng.choice(sorted(world.agents)), rng.random() < 0.6
+    return f"{'cordon' if wanted else 'uncordon'} {name}: {world.cordon(name, wanted=wanted)}"
+
+
+def _pause(world: World, rng: random.Random) -> str:
+    wanted = world.job().pause is None
+    return f"{'pause' if wanted else 'resume'}: {world.pause(wanted=wanted)}"
+
+
 def _undrain(world: World, rng: random.Random) -> str:
     return world.take_back(rng.choice(sorted(world.agents)))
 
@@ -117,6 +137,10 @@ FAULTS: dict[Fault, int] = {
     _unlucky: 8,
     _drain: 5,
     _undrain: 4,
+    _replace: 2,
+    _drain_by: 2,
+    _cordon: 3,
+    _pause: 3,
     _restart: 6,
     _new_host: 2,
     _again: 2,

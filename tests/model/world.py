@@ -20,7 +20,7 @@ from tmrun.core import codec, coordinator, node, transactions
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import FENCE_SHARE, Host, Incarnation, Member, Obituary, Operation, OpState, Seat, Spec
+from tmrun.core.model import FENCE_SHARE, Host, Incarnation, Member, Obituary, Operation, OpState, Pause, Seat, Spec
 from tmrun.core.node import Purpose
 from tmrun.core.txn import Put, Txn
 from tmrun.store.api import Resync, WatchEvent
@@ -289,14 +289,14 @@ class World:
         """The truth."""
         return fold(self.keys, self.store.listing(self.keys.ctl).entries)
 
-    def drain(self, *hosts: str, to: str = "") -> str:
-        """An operator drains hosts; the request's id, empty when refused."""
+    def drain(self, *hosts: str, to: str = "", verb: str = "drain", force_after_s: float = 0.0) -> str:
+        """An operator drains (or replaces) hosts; the request's id, empty when refused."""
         self.ops += 1
-        op = Operation(f"d{self.ops}", "drain", tuple(Host(h) for h in hosts), "maintenance", to)
+        op = Operation(f"{verb[0]}{self.ops}", verb, tuple(Host(h) for h in hosts), "maintenance", to, force_after_s)
         job = self.job()
         if any(job.draining(Host(h)) for h in hosts):
             return ""
-        return op.id if self.operator.commit(transactions.request_drain(job, op)).succeeded else ""
+        return op.id if self.operator.commit(transactions.request(job, op)).succeeded else ""
 
     def undrain(self, *hosts: str, cancel: str = "") -> bool:
         """Take a drain back; ``cancel``: the open request too."""
@@ -307,6 +307,22 @@ class World:
         done = self.operator.commit(transactions.withdraw_drain(job, tuple(Host(h) for h in hosts), op, "cancelled")).succeeded
         self.audit.check()
         return done
+
+    def cordon(self, name: str, *, wanted: bool = True) -> bool:
+        """An operator cordons or uncordons a host."""
+        job, hosts = self.job(), (Host(name),)
+        txn = transactions.cordon(job, hosts, "noisy") if wanted else transactions.uncordon(job, hosts)
+        done = self.operator.commit(txn).succeeded
+        self.audit.check()
+        return done
+
+    def pause(self, *, wanted: bool = True) -> bool:
+        """An operator stops automatic replacement, or lets it go on."""
+        job = self.job()
+        if wanted == (job.pause is not None):
+            return False
+        txn = transactions.pause(job, Pause("looking into it")) if wanted else transactions.resume(job)
+        return self.operator.commit(txn).succeeded
 
     def take_back(self, name: str) -> str:
         """What ``tmrun drain --cancel`` or ``tmrun undrain`` do for this host, as far as they may."""
@@ -372,6 +388,9 @@ class World:
                 agent.store.partitioned = False
         for worker in self.training.workers:
             worker.unlucky = False
+        self.pause(wanted=False)
+        for host in self.job().admins:
+            self.cordon(host, wanted=False)
         job = self.job()
         for name, agent in list(self.agents.items()):
             member = job.members.get(Host(name))

@@ -7,6 +7,7 @@ A file is a title, then commands (lines that begin with ``>``), each followed by
     > run until TEXT             ... until a line contains TEXT
     > drain node0 | cancel node0 | kill agent node0 | bury node0 | kill worker node0 [code] | lose answer node0 | cut node0 | heal node0
     > freeze node0 | thaw node0 | wait 10 | train 10 | add node4 | status
+    > cordon node0 | uncordon node0 | pause | resume | replace node0 | drain_within 5 node0
 
 Steps of training and changes of a member's own entry are left out.
 """
@@ -70,6 +71,24 @@ class Play:
 
     def do_drain(self, *hosts: str) -> list[str]:
         return [f"request {self.world.drain(*hosts)} is written, {', '.join(hosts)} cordoned"]
+
+    def do_drain_within(self, seconds: str, host: str) -> list[str]:
+        return [f"request {self.world.drain(host, force_after_s=float(seconds))} is written, {host} cordoned"]
+
+    def do_replace(self, host: str) -> list[str]:
+        return [f"request {self.world.drain(host, verb='replace')} is written, {host} cordoned"]
+
+    def do_cordon(self, host: str) -> list[str]:
+        return [f"cordon {host}: {self.world.cordon(host)}"]
+
+    def do_uncordon(self, host: str) -> list[str]:
+        return [f"uncordon {host}: {self.world.cordon(host, wanted=False)}"]
+
+    def do_pause(self) -> list[str]:
+        return [f"pause: {self.world.pause()}"]
+
+    def do_resume(self) -> list[str]:
+        return [f"resume: {self.world.pause(wanted=False)}"]
 
     def do_cancel(self, host: str) -> list[str]:
         return [self.world.take_back(host)]

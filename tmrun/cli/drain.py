@@ -59,7 +59,7 @@ def _request(connection: Connection, current: Job, hosts: tuple[Host, ...], reas
             raise RefusedError(f"{host} is drained already; `tmrun undrain {host}` brings it back")
     _check_standbys(current, hosts, to)
     op = Operation(f"d-{secrets.token_hex(3)}", "drain", hosts, reason or "drained by an operator", to)
-    if not connection.store.commit(transactions.request_drain(current, op)).succeeded:
+    if not connection.store.commit(transactions.request(current, op)).succeeded:
         raise RefusedError(f"the state of {', '.join(hosts)} changed meanwhile; look at `tmrun status` and try again")
     for host in hosts:
         click.echo(f"{host} cordoned  (op {op.id}, reason: {op.reason!r})")

@@ -5,6 +5,7 @@
     a slot failed   -> the program's own error: end (or restart within the budget); many nodes vanished at once: wait one lease time for
                        them to come back (the breaker); a lost machine: move the slot to a standby,
                        restart everybody when moving is impossible, wait when no standby is warm
+    ... and paused  -> say what is held back, do nothing
     ... no more     -> workers that an aborted migration has parked go on: a migration without moves
     a drain is open -> move the host's slots; finish the request when its processes are confirmed gone
     all slots done  -> end
@@ -71,8 +72,9 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
         going.add(f"taking over {job.epoch}")
         if any(d.epoch == job.epoch for d in job.doubts.values()):
             going.add(f"doubt {job.epoch}")
-        if _failed(job) and not planner.standbys(job):
+        if _failed(job) and not planner.standbys(job) and not job.pause:
             going.add("no standby")
+    going |= {f"request {op.id}" for op in job.open_ops() if op.force_after_s}
     return Timers({what: timers.seen.get(what, now) for what in going})
 
 
@@ -82,6 +84,9 @@ def decide(job: Job, timers: Timers, now: float) -> Decision:
         return Decision(None, "the job has ended" if job.end else "no job yet")
     if job.map is None:
         return _rendezvous(job, job.spec, timers, now)
+    late = _overdue(job, timers, now)
+    if late is not None:
+        return Decision(transactions.force(job, late), f"drain {late.id} is overdue", f"drain {late.id} is overdue: {_FORCED}")
     if job.open_migration:
         return _migrate(job, timers, now)
     for rule in (_all_done, _failures, _resync, _drains):
@@ -150,6 +155,8 @@ def _failures(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float
         return None
     if job.done:
         return _end(job, JobState.FAILED, _exit_code(job, failed), f"{_what(job, failed[0])} after others had finished")
+    if job.pause:
+        return Decision(None, f"{_what(job, failed[0])}; {held_back(job)}")
     software = [job.troubles[i] for i in failed if job.trouble(i) and job.troubles[i].software]
     if software:
         return _program_error(job, spec, software[0])
@@ -165,6 +172,13 @@ def _failures(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float
     if late and timers.since(f"taking over {current.epoch}", now) < spec.prepare_deadline_s:
         return Decision(None, f"{_what(job, failed[0])}; {late}")
     return _replace(job, spec, current, failed, timers, now)
+
+
+def held_back(job: Job) -> str:
+    """What a pause means, for people; empty when there is none."""
+    if job.pause is None:
+        return ""
+    return f"automatic replacement is paused{f' ({job.pause.reason})' if job.pause.reason else ''}; `tmrun resume` lets it go on"
 
 
 def breaker_limit(spec: Spec) -> int:
@@ -303,7 +317,7 @@ def _resync(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) 
     if parked is None:
         return _unexplained(job, spec, timers, now)
     if _immovable(job):
-        return _restart(job, _immovable(job), 1, program=False)
+        return Decision(None, held_back(job)) if job.pause else _restart(job, _immovable(job), 1, program=False)
     reason = f"all ranks are alive again (migration {parked.id}: {parked.reason})"
     return Decision(transactions.propose(job, Kind.FAILURE, (), "", reason), reason, f"{reason}; going on in place")
 
@@ -326,22 +340,37 @@ def _drains(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) 
         return Decision(None, "the job is ending: workers of a slot have finished")
     why = ""
     for op in job.open_ops():
-        if op.verb != "drain":
-            continue
         slots = [i for i, s in enumerate(current.seats) if s.host in op.hosts and i not in job.done]
-        decision = _propose_drain(job, op, slots) if slots else _finish_drain(job, op)
+        decision = _take_away(job, op, slots) if slots else _finish(job, op)
         if decision.txn is not None:
             return decision
         why = decision.reason
     return Decision(None, why) if why else None
 
 
-def _finish_drain(job: Job, op: Operation) -> Decision:
+def _finish(job: Job, op: Operation) -> Decision:
     busy = [h for h in op.hosts if job.runs_on(h)]
     if busy:
         return Decision(None, f"waiting for the processes of {', '.join(busy)} to end")
-    detail = f"{', '.join(op.hosts)} drained (safe to power off)"
+    detail = f"{', '.join(op.hosts)} {'drained' if op.verb == 'drain' else 'replaced'} (safe to power off)"
     return Decision(transactions.finish_op(job, op, OpState.DONE, detail), detail, detail)
+
+
+_FORCED = "its node gives up its ranks now, without handing them over"
+
+
+def _overdue(job: Job, timers: Timers, now: float) -> Operation | None:
+    """A drain whose deadline has passed while its node still holds ranks. (The deadline starts anew with another coordinator.)"""
+    held = {s.host for s in job.map.seats} if job.map and not job.pause else set()
+    late = (o for o in job.open_ops() if o.force_after_s and timers.since(f"request {o.id}", now) > o.force_after_s)
+    return next((o for o in late if held & set(o.hosts)), None)
+
+
+def _take_away(job: Job, op: Operation, slots: list[int]) -> Decision:
+    """Ranks leave a drained node by a handover; a replaced one gives them up, and the rule for failures moves them."""
+    if op.verb == "replace":
+        return Decision(None, f"waiting for {', '.join(op.hosts)} to give up its ranks")
+    return _propose_drain(job, op, slots)
 
 
 def _propose_drain(job: Job, op: Operation, slots: list[int]) -> Decision:
@@ -364,6 +393,8 @@ def job_state(job: Job) -> tuple[JobState, str]:
     if job.map is None or job.spec is None:
         return JobState.RENDEZVOUS, _rendezvous(job, job.spec, Timers(), 0).reason if job.spec else "no job yet"
     failed = _failed(job)
+    if job.pause and not job.open_migration:
+        return JobState.PAUSED, "; ".join([*(_what(job, i) for i in failed), held_back(job)])
     if job.open_migration:
         return (
             JobState.RECOVERING if failed else JobState.MIGRATING

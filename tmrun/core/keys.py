@@ -1,7 +1,7 @@
 """The etcd key layout: build and parse, nothing else.
 
     /tmrun/v1/{job}/ctl/...    protocol state; agents watch it
-        spec  term  leader  head  end
+        spec  term  leader  head  end  pause
         members/{host}  obituary/{host}  admin/{host}
         map/{epoch}  comm/{epoch}  migration/{id}  vote/{id}/{host}
         run/{slot}  trouble/{slot}  done/{slot}  doubt/{host}
@@ -69,6 +69,11 @@ class Keys:
     def end(self) -> str:
         """How the job ended."""
         return f"{self.ctl}end"
+
+    @property
+    def pause(self) -> str:
+        """Automatic replacement is stopped."""
+        return f"{self.ctl}pause"
 
     def member(self, host: str) -> str:
         """A registration, leased."""

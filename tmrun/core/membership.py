@@ -30,6 +30,7 @@ from tmrun.core.model import (
     Obituary,
     Operation,
     OpState,
+    Pause,
     Phase,
     RankMap,
     Run,
@@ -49,6 +50,7 @@ RECORDS: dict[str, type[Any]] = {
     "leader": Leader,
     "head": Head,
     "end": End,
+    "pause": Pause,
     "members": Member,
     "obituary": Obituary,
     "admin": Admin,
@@ -88,6 +90,7 @@ class Job:
     leader: Stored[Leader] | None = None
     head: Stored[Head] | None = None
     end: End | None = None
+    pause: Pause | None = None
     map: RankMap | None = None
     """The newest committed map."""
     comm: Comm | None = None
@@ -145,6 +148,17 @@ class Job:
         admin = self.admins.get(host)
         return admin is not None and admin.draining
 
+    def cordoned(self, host: Host) -> bool:
+        """True when the host must not be chosen as a joiner."""
+        admin = self.admins.get(host)
+        return admin is not None and (admin.draining or admin.cordoned)
+
+    def replacement(self, host: Host) -> Operation | None:
+        """The request under which this host gives its ranks up at once, without handing them over."""
+        admin = self.admins.get(host)
+        op = self.ops.get(admin.op) if admin is not None and admin.draining else None
+        return op if op is not None and op.verb == "replace" and op.state is OpState.OPEN else None
+
     def runs_on(self, host: Host) -> bool:
         """True while an agent of this host holds a slot's run key: its processes may still exist."""
         return any(r.value.host == host for r in self.runs.values())
@@ -172,6 +186,7 @@ def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
     migration = found["migration"].get((f"{head.value.last:08d}",)) if head else None
     end = found["end"].get(())
     spec = found["spec"].get(())
+    pause = found["pause"].get(())
     return Job(
         keys=keys,
         spec=spec.value if spec else None,
@@ -179,6 +194,7 @@ def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
         leader=found["leader"].get(()),
         head=head,
         end=end.value if end else None,
+        pause=pause.value if pause else None,
         map=newest_map.value if newest_map else None,
         comm=comm.value if comm else None,
         migration=migration,

@@ -55,6 +55,7 @@ class JobState(str, Enum):
     MIGRATING = "migrating"
     WAITING = "waiting_for_nodes"
     RECOVERING = "recovering"
+    PAUSED = "paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -319,12 +320,22 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """What operators want of a host. ``draining`` implies that it is never chosen as a joiner."""
+    """What operators want of a host. ``draining``: it must not hold ranks; ``op`` says how they leave it. ``cordoned``: it is never chosen
+    as a joiner, its ranks stay. Both have a reason of their own."""
 
     host: Host
     draining: bool = False
     reason: str = ""
     op: str = ""
+    cordoned: bool = False
+    cordon_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """An operator has stopped automatic replacement: no failed slot is moved, nothing is restarted. Drains that were asked for go on."""
+
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +347,8 @@ class Operation:
     hosts: tuple[Host, ...]
     reason: str = ""
     to: str = ""
+    force_after_s: float = 0.0
+    """A drain that is not committed after this long becomes a replacement; 0: it waits."""
     state: OpState = OpState.OPEN
     detail: str = ""
     epoch: int = 0

@@ -27,6 +27,8 @@ from tmrun.core.txn import Txn
 MAX_STANDBY_FAILURES = 3
 """Rehearsals that may fail in a row before the node is no standby any more."""
 
+KILLED = 137
+"""128 + SIGKILL."""
 EXIT_LOST = 76
 """What a worker ends with that lost its agent, or the sender of the state it was to take over: a machine's failure, not the program's."""
 
@@ -439,6 +441,9 @@ def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     assert job.spec is not None and job.map is not None
     local, code = next(((r, c) for r, c in group.exits.items() if c), (0, 1))
     text = group.errors.get(local) or (f"killed by signal {code - 128}" if code > 128 else f"exit code {code}")
+    order = job.replacement(node.me.host)
+    if order is not None:
+        code, text = KILLED, f"replaced by an operator ({order.reason})"
     rank = job.spec.ranks(group.slot)[local]
     software = code < 128 and code != EXIT_LOST
     return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software)
@@ -526,6 +531,8 @@ def _claim(node: Node, job: Job, group: Group, current: RankMap, slot: int) -> E
 
 def _active(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:
     if current.seats[group.slot] == node.me:
+        if job.replacement(node.me.host):
+            return Kill("an operator replaces this node")
         return _claim(node, job, group, current, group.slot) or _cool(node, job) or _doubt(node, job, group)
     if group.commit_sent == current.epoch and job.alive(current.seats[group.slot]):
         return None

@@ -47,7 +47,7 @@ def first_seats(job: Job) -> tuple[Seat, ...]:
 
 def _eligible(job: Job, *, warm_only: bool) -> list[Member]:
     members = [s.value for _, s in sorted(job.members.items(), key=lambda item: natural(item[0]))]
-    return [m for m in members if not m.fault and not job.draining(m.host) and (m.warm or not warm_only)]
+    return [m for m in members if not m.fault and not job.cordoned(m.host) and (m.warm or not warm_only)]
 
 
 def standbys(job: Job, *, warm_only: bool = True) -> list[Member]:

@@ -25,6 +25,7 @@ from tmrun.core.model import (
     Move,
     Operation,
     OpState,
+    Pause,
     Phase,
     RankMap,
     Resume,
@@ -57,10 +58,25 @@ def _member_unchanged(job: Job, seat: Seat) -> Guard:
     return CreatedAt(member.key, member.created)
 
 
-def _not_draining(job: Job, host: Host) -> Guard:
-    """The joiner has not been put under a drain since the snapshot."""
+def _wishes_as_seen(job: Job, host: Host) -> Guard:
+    """No operator has changed what is wanted of the host since the snapshot; in particular a joiner is not drained or cordoned."""
     admin = job.admins.get(host)
     return ValueIs(job.keys.admin(host), encode(admin)) if admin else Absent(job.keys.admin(host))
+
+
+def _wish(job: Job, admin: Admin) -> Op:
+    """Write what is wanted of a host, or nothing when nothing is."""
+    key = job.keys.admin(admin.host)
+    return Put(key, encode(admin)) if admin.draining or admin.cordoned else Delete(key)
+
+
+def _wanted(job: Job, host: Host) -> Admin:
+    return job.admins.get(host, Admin(host))
+
+
+def _no_pause_since(job: Job) -> Guard:
+    """Nobody has paused the job since the snapshot: once `tmrun pause` has answered, nothing is replaced any more."""
+    return ValueIs(job.keys.pause, encode(job.pause)) if job.pause else Absent(job.keys.pause)
 
 
 def create_spec(job: Job, spec: Spec) -> Txn:
@@ -110,7 +126,7 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program
         DeletePrefix(job.keys.dones),
     )
     lost = [old.host for old, new in zip(job.map.seats, seats, strict=True) if old != new] if job.map else []
-    guards = (*_as_leader(job), _head_unchanged(job), *(_member_as_seen(job, h) for h in lost[:MAX_REPLACED]))
+    guards = (*_as_leader(job), _head_unchanged(job), _no_pause_since(job), *(_member_as_seen(job, h) for h in lost[:MAX_REPLACED]))
     return Txn(guards, ops, f"{kind.value} map of epoch {epoch}")
 
 
@@ -122,8 +138,10 @@ def propose(job: Job, kind: Kind, moves: tuple[Move, ...], op: str, reason: str)
     number = head.last + 1
     migration = Migration(number, head.epoch, job.leader.value.term, kind, moves, job.map.generation, op=op, reason=reason)
     guards: list[Guard] = [*_as_leader(job), _head_unchanged(job)]
+    if kind is Kind.FAILURE:
+        guards.append(_no_pause_since(job))
     for move in moves:
-        guards += [_member_unchanged(job, move.joiner), _not_draining(job, move.joiner.host)]
+        guards += [_member_unchanged(job, move.joiner), _wishes_as_seen(job, move.joiner.host)]
         guards += _leaver_guards(job, kind, move)
     ops = (
         Put(job.keys.head, encode(Head(head.epoch, number, number))),
@@ -245,11 +263,24 @@ def report_trouble(job: Job, trouble: Trouble) -> Txn:
 def finish_op(job: Job, op: Operation, state: OpState, detail: str) -> Txn:
     """Close an operator's request; a cancelled one stays cancelled. A drain that failed leaves its hosts as they were before it."""
     done = replace(op, state=state, detail=detail, epoch=job.epoch)
-    guards = (*_as_leader(job), ValueIs(job.keys.op(op.id), encode(op)))
+    guards: list[Guard] = [*_as_leader(job), ValueIs(job.keys.op(op.id), encode(op))]
     ops: list[Op] = [Put(job.keys.op(op.id), encode(done))]
-    if state is OpState.FAILED:
-        ops += [Delete(job.keys.admin(h)) for h in op.hosts if h in job.admins and job.admins[h].op == op.id]
-    return Txn(guards, tuple(ops), f"finish {op.id}")
+    for host in op.hosts if state is OpState.FAILED else ():
+        if _wanted(job, host).op == op.id:
+            guards.append(_wishes_as_seen(job, host))
+            ops.append(_wish(job, _released(job, host)))
+    return Txn(tuple(guards), tuple(ops), f"finish {op.id}")
+
+
+def _released(job: Job, host: Host) -> Admin:
+    """Free of its drain; a cordon of its own stays."""
+    return replace(_wanted(job, host), draining=False, reason="", op="")
+
+
+def force(job: Job, op: Operation) -> Txn:
+    """A drain's deadline has passed: its hosts give up what they still hold, under the same request."""
+    forced = replace(op, verb="replace", force_after_s=0.0)
+    return Txn((*_as_leader(job), ValueIs(job.keys.op(op.id), encode(op))), (Put(job.keys.op(op.id), encode(forced)),), f"force {op.id}")
 
 
 def report_doubt(job: Job, doubt: Doubt, lease: int) -> Txn:
@@ -264,14 +295,39 @@ def end_job(job: Job, end: End, *, as_leader: bool) -> Txn:
     return Txn(guards, (Put(job.keys.end, encode(end)),), f"end job: {end.state.value}")
 
 
-def request_drain(job: Job, op: Operation) -> Txn:
-    """An operator's drain: the hosts are cordoned and the request is recorded at once; an existing request is left alone."""
+def request(job: Job, op: Operation) -> Txn:
+    """An operator's drain or replacement: the hosts are cordoned and the request is recorded at once; an existing request is left alone."""
     guards: list[Guard] = [Absent(job.keys.op(op.id)), Absent(job.keys.end)]
     ops: list[Op] = [Put(job.keys.op(op.id), encode(op))]
     for host in op.hosts:
-        guards.append(_not_draining(job, host))
-        ops.append(Put(job.keys.admin(host), encode(Admin(host, True, op.reason, op.id))))
-    return Txn(tuple(guards), tuple(ops), f"request drain {op.id}")
+        guards.append(_wishes_as_seen(job, host))
+        ops.append(_wish(job, replace(_wanted(job, host), draining=True, reason=op.reason, op=op.id)))
+    return Txn(tuple(guards), tuple(ops), f"request {op.verb} {op.id}")
+
+
+def cordon(job: Job, hosts: tuple[Host, ...], reason: str) -> Txn:
+    """Never choose these hosts as joiners; their ranks stay."""
+    return _change_cordon(job, [replace(_wanted(job, h), cordoned=True, cordon_reason=reason) for h in hosts], "cordon")
+
+
+def uncordon(job: Job, hosts: tuple[Host, ...]) -> Txn:
+    """These hosts may be chosen again; a drain stays a drain."""
+    return _change_cordon(job, [replace(_wanted(job, h), cordoned=False, cordon_reason="") for h in hosts], "uncordon")
+
+
+def _change_cordon(job: Job, wanted: list[Admin], name: str) -> Txn:
+    return Txn(tuple(_wishes_as_seen(job, a.host) for a in wanted), tuple(_wish(job, a) for a in wanted), name)
+
+
+def pause(job: Job, why: Pause) -> Txn:
+    """Stop automatic replacement."""
+    return Txn((Absent(job.keys.pause), Absent(job.keys.end)), (Put(job.keys.pause, encode(why)),), "pause")
+
+
+def resume(job: Job) -> Txn:
+    """Automatic replacement goes on."""
+    assert job.pause is not None
+    return Txn((_no_pause_since(job),), (Delete(job.keys.pause),), "resume")
 
 
 def withdraw_drain(job: Job, hosts: tuple[Host, ...], op: Operation | None, detail: str) -> Txn:
@@ -279,8 +335,8 @@ def withdraw_drain(job: Job, hosts: tuple[Host, ...], op: Operation | None, deta
     guards: list[Guard] = [_head_unchanged(job)]
     ops: list[Op] = []
     for host in hosts:
-        guards.append(_not_draining(job, host))
-        ops.append(Delete(job.keys.admin(host)))
+        guards.append(_wishes_as_seen(job, host))
+        ops.append(_wish(job, _released(job, host)))
     if op is not None:
         guards.append(ValueIs(job.keys.op(op.id), encode(op)))
         ops.append(Put(job.keys.op(op.id), encode(replace(op, state=OpState.CANCELLED, detail=detail))))
