@@ -222,6 +222,12 @@ def _decode(kind: str, text: str) -> Any:
     return codec.decode(RECORDS[kind], text)
 
 
+def forget() -> None:
+    """Drop the decoded records that ``fold`` keeps. Only a process that sees thousands of epochs of a large job needs to."""
+    _decode.cache_clear()
+
+
+@lru_cache(maxsize=CACHED)
 def natural(host: str) -> tuple[tuple[int, int | str], ...]:
     """Sort key under which node2 comes before node10."""
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", host) if part)

@@ -51,8 +51,8 @@ def _eligible(job: Job, *, warm_only: bool) -> list[Member]:
 
 
 def standbys(job: Job, *, warm_only: bool = True) -> list[Member]:
-    """Members that may take a slot now: warm, not draining, and not running one."""
-    seated = {s.host for i, s in enumerate(job.map.seats) if job.trouble(i) is None} if job.map else set()
+    """Members that may take a slot now: warm, not draining, and not running one. A new life of a host that died in its slot is free too."""
+    seated = {s.host for i, s in enumerate(job.map.seats) if job.alive(s) and job.trouble(i) is None} if job.map else set()
     busy = seated | {r.value.host for r in job.runs.values()}
     return [m for m in _eligible(job, warm_only=warm_only) if m.host not in busy]
 
