@@ -119,7 +119,11 @@ def main() -> None:
     )
     batches = Batches(standard_library(), args.batch, rank, args.seed)
 
-    run = tmrun.join(model=model, optimizer=optimizer, schedule=schedule, batches=batches)  # (tmrun)
+    def on_role(new: int) -> None:  # (tmrun) optional: lets a standby take any rank without starting the script again
+        nonlocal rank
+        rank = batches.rank = new
+
+    run = tmrun.join(model=model, optimizer=optimizer, schedule=schedule, batches=batches, on_role=on_role)  # (tmrun)
     for step in run.steps(args.steps):  # (tmrun) was: for step in range(args.steps)
         with step:  # (tmrun)
             inputs, targets = batches.next()

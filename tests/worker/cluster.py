@@ -134,6 +134,9 @@ class Cluster:
     def output(self) -> str:
         return "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(self.directory.glob("*.log")))
 
+    def rehearsal(self) -> str:
+        return "\n".join(p.read_text() for p in sorted(self.directory.glob("rehearsal-*.log")))
+
     # -- coordinating ---------------------------------------------------------------------------------------------------------------
     def prepare(self, kind: wire.Kind, joiners: dict[int, Worker]) -> int:
         for joiner in joiners.values():

@@ -2,7 +2,7 @@
 
 Each step takes TEST_PACE_S seconds more, until the file TEST_FAST exists. TMRUN_TEST_KILL may name a death in forward or backward. When
 the file TEST_CUT appears, the rank that it names breaks all its TCP connections, once. With TEST_TAIL=1 every step communicates once more
-after optimizer.step(), before the scheduler steps.
+after optimizer.step(), before the scheduler steps. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets`` for a bad one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from tmrun.worker import api, faults
 
 _PACE_S = float(os.environ.get("TEST_PACE_S", "0.02"))
 _FAST = Path(os.environ.get("TEST_FAST", "/nonexistent"))
+_ON_ROLE: dict[str, Any] = {"none": {"on_role": None}, "forgets": {"on_role": lambda rank: None}}.get(
+    os.environ.get("TEST_ON_ROLE", ""), {}
+)
 _CUT = Path(os.environ.get("TEST_CUT", "/nonexistent"))
 
 
@@ -37,7 +40,7 @@ def _cut_connections() -> None:
 
 
 def _join(**registered: Any) -> tmrun.Run:
-    run = api.join(**registered)
+    run = api.join(**{**registered, **_ON_ROLE})
     calls = iter(range(1 << 30))
     fault = None if run.rehearsing else faults.from_environment(int(os.environ["RANK"]))
     current = [0]

@@ -31,13 +31,16 @@ def test_drain(cluster: Make, same: Same, world: int, rank: int) -> None:
         assert job.expect(worker, wire.Resumed, epoch=2).step == stop
 
 
-def test_a_standby_that_rehearsed_another_rank_starts_its_script_again(cluster: Make, same: Same) -> None:
-    job = cluster(2, TEST_PACE_S="0.1")
+@pytest.mark.parametrize(("on_role", "rehearsed"), [("given", [0]), ("forgets", [0, 1])])
+def test_a_standby_takes_another_rank_than_it_rehearsed(cluster: Make, same: Same, on_role: str, rehearsed: list[int]) -> None:
+    """In place if the script says how; else, and when a variable still says the old rank afterwards, the script starts again."""
+    job = cluster(2, TEST_PACE_S="0.1", TEST_ON_ROLE=on_role)
     joiner = job.standby(0)
     job.start()
     job.reach(3)
     job.drain(1, joiner)
-    assert [m.rank for m in joiner.channel.messages if isinstance(m, wire.Warm)] == [0, 1]
+    assert [m.rank for m in joiner.channel.messages if isinstance(m, wire.Warm)] == rehearsed
+    assert ("on_role left batches.rank, rank at 0" in job.rehearsal()) == (on_role == "forgets")
     same(job)
 
 

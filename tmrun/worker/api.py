@@ -12,7 +12,7 @@ Outside tmrun the loop is a plain range with the same checks. May not know: proc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -48,7 +48,7 @@ class Engine(Protocol):
     def rehearsing(self) -> bool:
         """Whether no real peers are connected."""
 
-    def register(self, registered: dict[str, Any], snapshot_every: int | None) -> None:
+    def register(self, registered: dict[str, Any], snapshot_every: int | None, on_role: Callable[[int], None] | None) -> None:
         """Take what was joined."""
 
     def steps(self, total: int) -> Iterator[Step]:
@@ -88,7 +88,7 @@ class Plain:
         self._open: Step | None = None
         self._entered = False
 
-    def register(self, registered: dict[str, Any], snapshot_every: int | None) -> None:
+    def register(self, registered: dict[str, Any], snapshot_every: int | None, on_role: Callable[[int], None] | None) -> None:
         """Nothing moves here."""
 
     def steps(self, total: int) -> Iterator[Step]:
@@ -118,11 +118,15 @@ def check_entered(entered: bool, number: int) -> None:
         raise WorkerError(f"step {number} ran outside `with step:`; put everything that belongs to the step inside that block")
 
 
-def join(*, snapshot_every: int | None = None, **registered: Any) -> Run:
+def join(*, snapshot_every: int | None = None, on_role: Callable[[int], None] | None = None, **registered: Any) -> Run:
     """Name what a successor of this process needs: modules, optimizers, random number generators, all with a state_dict.
 
     ``snapshot_every``: where a shard of the state has no replica on another rank, every rank copies its state to another node's memory
     every so many steps. Chosen from measured costs when left out (TMRUN_SNAPSHOT_EVERY sets it from outside).
+    ``on_role``: called with the new rank in a standby that takes another rank than the one it rehearsed. It sets anew every variable of the
+    script that was made from the rank (the rank itself, a sampler's, a file's name); random states and what was registered are moved
+    anyway. With it, where ranks differ in nothing else (DDP over the default group), a standby takes any rank in place; without it, or
+    where groups or shards depend on the rank, its script starts again in the warm process.
     """
     from tmrun.worker import rng
     from tmrun.worker.current import HOLDER
@@ -139,5 +143,5 @@ def join(*, snapshot_every: int | None = None, **registered: Any) -> Run:
         raise WorkerError("tmrun.join was called twice; call it once, with everything that has to move")
     HOLDER.joined = True
     engine: Engine = HOLDER.runtime or Plain()
-    engine.register(registered, snapshot_every)
+    engine.register(registered, snapshot_every, on_role)
     return Run(engine)

@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> NoReturn:
     process = HOLDER.runtime = runtime.from_environment()
     process.start()
     intercept.install(process)
+    gc.freeze()  # what is imported by now stays: a collection between two runs of the script (half a second else) skips it
     while True:
         code, rank = _run(target, rest, as_module)
         if rank is None:

@@ -65,7 +65,7 @@ def _catch_init(runtime: Runtime) -> None:
         _check_place("rank", rank, runtime.rank)
         _check_place("world_size", world_size, runtime.world)
         original(backend, None, timeout, runtime.world, runtime.rank, runtime.open_base_store(), *args, **kwargs)
-        runtime.initialised()
+        runtime.initialised(functools.partial(init_process_group, backend, init_method, timeout, world_size, -1, None, *args, **kwargs))
 
     dist.init_process_group = c10d.init_process_group = init_process_group
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -89,6 +89,10 @@ class Process:
     phase: Phase = Phase.BOOT
     total: int = 0
     trouble: Trouble | None = None
+    on_role: Callable[[int], None] | None = None
+    """The script's own part of taking another rank (``tmrun.join``)."""
+    initialise_again: Callable[[], None] | None = None
+    """The script's init_process_group, to be called once more."""
     snapshots: Snapshots = field(init=False)
 
     def __post_init__(self) -> None:

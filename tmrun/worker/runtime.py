@@ -129,8 +129,9 @@ class Runtime:
         """The store for init_process_group."""
         return self._process.live.base_store(private=self.sandboxed)
 
-    def initialised(self) -> None:
-        """init_process_group returned."""
+    def initialised(self, again: Callable[[], None]) -> None:
+        """init_process_group returned; ``again`` calls it with the same arguments."""
+        self._process.initialise_again = again
         if not self.sandboxed:
             self._process.live.connect_control()
         self._process.phase = Phase.READY
@@ -166,9 +167,10 @@ class Runtime:
         if self.sandboxed and self._process.live.switching.needs_stand_in:
             sandbox.isolate(model)
 
-    def register(self, registered: dict[str, Any], snapshot_every: int | None) -> None:
+    def register(self, registered: dict[str, Any], snapshot_every: int | None, on_role: Callable[[int], None] | None) -> None:
         """What ``tmrun.join`` was given."""
         self._process.state.register(registered)
+        self._process.on_role = on_role
         self._process.snapshots.configured = snapshot_every or snapshot.every_from_environment()
 
     # -- the loop -------------------------------------------------------------------------------------------------------------------

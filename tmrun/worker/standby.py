@@ -2,7 +2,7 @@
 
     parked --Prepare(my rank)--> building --> Prepared --Commit--> groups installed --> state received --> live, at ``target``
       |  ^--------------------------Abort, or a newer Prepare--'
-      '--Prepare(another rank)--> SoftRestart: the script runs again as that rank; the Prepare waits on the board
+      '--Prepare(another rank)--> ``roles``: in place, or SoftRestart: the script runs again as that rank; the Prepare waits on the board
 May not know: the live ranks' steps.
 """
 
@@ -12,12 +12,12 @@ import os
 import time
 
 from tmrun import wire
-from tmrun.worker import fixups, handover, mail, sandbox, stayer
+from tmrun.worker import fixups, handover, mail, roles, sandbox, stayer
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Role
 from tmrun.worker.link import fence
 from tmrun.worker.output import Redirection
-from tmrun.worker.process import SETTLED_STEPS, Counters, Process, SoftRestart
+from tmrun.worker.process import SETTLED_STEPS, Counters, Process
 
 
 def take_over(process: Process, redirection: Redirection, rehearsed_s: float) -> int:
@@ -73,7 +73,7 @@ def _await_commit(process: Process) -> tuple[Pending, dict[str, float]]:
         if pending is None:
             continue
         if pending.prepare.rank != process.rank:
-            raise SoftRestart(pending.prepare.rank)
+            roles.take(process, pending.prepare.rank)
         process.who.generation = pending.prepare.generation
         bound = time.monotonic()
         pending.build = mail.new_build(process, pending, Role.JOINER).start()
