@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint clean
+SUITES ?= core
+BENCH := PYTHONPATH=. $(BIN)/python -m bench.compare
+
+.PHONY: demo test lint clean bench bench-all bench-growth bench-scale bench-documents
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -21,5 +24,23 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
 	touch $(STAMP)
 
+# What a user gains, side by side with the peers (docs/bench.md). Goes on where it stopped; BENCH_FLAGS="--reps 1 --tuned-only" for a quick look.
+bench: $(STAMP)
+	$(BENCH) run $(SUITES) $(BENCH_FLAGS)
+	$(BENCH) write
+
+bench-all:
+	$(MAKE) bench SUITES="core network straggler nodes state throttled compile growth"
+
+bench-growth:
+	$(MAKE) bench SUITES=growth
+
+bench-scale: $(STAMP)
+	$(BENCH) scale
+	$(BENCH) write
+
+bench-documents: $(STAMP)
+	$(BENCH) write
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .bench

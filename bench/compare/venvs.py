@@ -1,0 +1,68 @@
+"""A virtual environment a peer, made from the package registry when it is not there; says why when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "tmrun": (),  # the interpreter that runs the bench: it has tmrun's tree and stock torch
+    "nvrx": ("torch", "numpy", "setuptools", "nvidia-resiliency-ext"),
+    "torchft": ("torch", "numpy", "torchft-nightly"),
+}
+PROBES = {"tmrun": "torch", "nvrx": "nvidia_resiliency_ext.inprocess", "torchft": "torchft"}
+"""A venv that cannot import this is no use."""
+_SHOWN = ("torch", "nvidia-resiliency-ext", "torchft-nightly")
+_INSTALL_S = 1200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Venv:
+    """``python`` is empty when there is none, ``why`` then says so in one line."""
+
+    python: str
+    versions: dict[str, str]
+    why: str = ""
+
+
+def provide(name: str, folder: Path) -> Venv:
+    """Use what is there, else make it."""
+    python = Path(sys.executable) if not PACKAGES[name] else folder / name / "bin" / "python"
+    if not python.exists():
+        why = _make(folder / name, PACKAGES[name])
+        if why:
+            return Venv("", {}, why)
+    probe = subprocess.run([str(python), "-c", f"import {PROBES[name]}"], capture_output=True, text=True, check=False, cwd="/")
+    if probe.returncode:
+        return Venv("", {}, _last_line(probe.stderr))
+    return Venv(str(python), _versions(python))
+
+
+def _make(folder: Path, packages: tuple[str, ...]) -> str:
+    """Why it failed; empty when it did not."""
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(CONSTRAINTS)]
+    for argv in ([sys.executable, "-m", "venv", str(folder)], [*pip, *packages]):
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+        except subprocess.TimeoutExpired:
+            return f"the installation took longer than {_INSTALL_S:.0f} s"
+        if done.returncode:
+            (folder / "bin" / "python").unlink(missing_ok=True)  # so that the next run tries again
+            return _last_line(done.stderr or done.stdout)
+    return ""
+
+
+def _versions(python: Path) -> dict[str, str]:
+    code = "import json, importlib.metadata as m; print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
+    found = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    versions: dict[str, str] = json.loads(found.stdout)
+    return {name: versions[name] for name in _SHOWN if name in versions}
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "unknown"
