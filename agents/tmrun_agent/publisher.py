@@ -51,7 +51,9 @@ class Publisher:
 
     def progress(self, step: int, step_s: float) -> None:
         """Tell how far the workers are; only the newest counts."""
-        self._progress = Progress(self._host, step, step_s)
+        newest = self._progress
+        if newest is None or (newest.step, newest.step_s) != (step, step_s):
+            self._progress = Progress(self._host, step, step_s, time.time())
 
     def close(self) -> None:
         """Write what is left and end the thread."""

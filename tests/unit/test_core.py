@@ -149,11 +149,11 @@ def test_before_the_first_map_everybody_joins() -> None:
 # -- report
 def test_status_has_its_stable_fields() -> None:
     status = report.status(running(), [], [])
-    assert set(status) == {
+    assert set(status) >= {
         "api_version", "job", "state", "reason", "epoch", "step", "step_s", "coordinator", "exit_code", "checks", "standby",
-        "nodes", "last",
+        "nodes", "last", "paused", "migration", "requests",
     }  # fmt: skip
-    assert set(status["nodes"][0]) == {"name", "state", "reason", "role", "slot", "ranks", "pids"}
+    assert set(status["nodes"][0]) >= {"name", "state", "reason", "role", "slot", "ranks", "pids", "step", "labels", "cordoned"}
     assert (status["state"], status["nodes"][1]["ranks"]) == ("running", [2, 3])
 
 

@@ -33,7 +33,7 @@ _MARK = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "bad": ("BAD ", "r
 @click.command("doctor", short_help="Check the store and this host; what to do about what is wrong.")
 @click.argument("job_id", metavar="[JOB]", required=False)
 @jobs.job_options
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the output.")
 def command(job_id: str | None, job: str | None, etcd: str | None, output: str) -> int:
     """Check the store of the running job, or of --etcd, and this host. Exit code 0: well, 1: warnings, 2: something is bad.
 

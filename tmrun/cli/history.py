@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from tmrun.cli import jobs, read, tables
+from tmrun.cli import jobs, options, read
+from tmrun.tui import views
 
 
 @click.command("history", short_help="One line an epoch: cause, who left and joined, the pause by phases.")
-@click.argument("job_id", metavar="[JOB]", required=False)
-@jobs.job_options
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@options.job_argument
+@options.output_option("text", "json", "yaml")
 def command(job_id: str | None, job: str | None, etcd: str | None, output: str) -> None:
     """Show how the rank map came to be. JSON: {"api_version", "job", "history": [rows]}.
 
@@ -22,7 +20,7 @@ def command(job_id: str | None, job: str | None, etcd: str | None, output: str) 
     with jobs.connect(job_id or job, etcd) as connection:
         rows = read.read_history(connection, connection.read())
         name = connection.keys.job
-    if output == "json":
-        click.echo(json.dumps({"api_version": 1, "job": name, "history": rows}, indent=2))
+    if output in ("json", "yaml"):
+        options.emit({"job": name, "history": rows}, output)
     else:
-        tables.show(tables.history_table(rows))
+        views.show(views.history_table(rows))

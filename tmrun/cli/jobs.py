@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tmrun.config import StoreAccess
+from tmrun.config import AgentConfig, StoreAccess
 from tmrun.core import codec
 from tmrun.core.errors import NotFoundError, TmrunError, UsageError
 from tmrun.core.keys import JOBS, Keys
@@ -86,8 +86,31 @@ class Connection:
         return fold(self.keys, self.store.list(self.keys.ctl).entries)
 
 
+def runtime_folders(job: str) -> list[Path]:
+    """Runtime folders of the launchers of this machine that run a job."""
+    found = []
+    for path in sorted(runtime_root().glob(f"*/{_RECORD}")):
+        try:
+            if codec.decode(LocalJob, path.read_text()).job == job:
+                found.append(path.parent)
+        except (OSError, codec.CodecError):
+            continue
+    return found
+
+
+def own_hosts(job: str) -> list[str]:
+    """Names of the nodes that launchers on this machine run for a job. Raises NotFoundError, UsageError."""
+    paths = [p for folder in runtime_folders(job) for p in sorted(folder.glob("*.json")) if p.name != _RECORD]
+    found = [codec.decode(AgentConfig, p.read_text()).host for p in paths]
+    if not found:
+        raise NotFoundError(f"no launcher of job {job} runs on this machine")
+    if len(found) > 1:
+        raise UsageError(f"this machine is several nodes of job {job} ({', '.join(found)}): name the one you mean")
+    return found
+
+
 @contextmanager
-def connect(job: str | None, etcd: str | None) -> Iterator[Connection]:
+def connect(job: str | None, etcd: str | None, deadline_s: float = DEADLINE_S) -> Iterator[Connection]:
     """Connect to the job that is meant. Raises NotFoundError, UsageError, StoreError."""
     with ExitStack() as stack:
         if etcd is None:
@@ -95,7 +118,7 @@ def connect(job: str | None, etcd: str | None) -> Iterator[Connection]:
             where, job = record.access, record.job
         else:
             where = remote(etcd, stack)
-        store = open_store(where, DEADLINE_S)
+        store = open_store(where, deadline_s)
         stack.callback(store.close)
         yield Connection(store, Keys(_choose_remote(store, job, where.endpoints)))
 
@@ -149,18 +172,6 @@ def job_options(function: F) -> F:
     return click.option(
         "--etcd", metavar="URL[,URL]", envvar="TMRUN_ETCD_ENDPOINTS", help="Store of the job; default: that of the job on this machine."
     )(function)
-
-
-def hosts_of(job: Job, names: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
-    """Node names as typed -> exact names. Raises NotFoundError."""
-    chosen = []
-    for name in names:
-        matching = [h for h in known if h == name] or [h for h in known if h.startswith(name)]
-        if len(matching) != 1:
-            what = "no node" if not matching else "several nodes match"
-            raise NotFoundError(f"{what} {name!r} in job {job.keys.job}; nodes: {', '.join(known) or 'none'}")
-        chosen.append(matching[0])
-    return tuple(dict.fromkeys(chosen))
 
 
 def still_running(job: Job) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import click
 
 from tmrun import procs
-from tmrun.cli import jobs, own_store, place, read, tables
+from tmrun.cli import jobs, own_store, place, read
 from tmrun.config import AgentConfig
 from tmrun.core import codec, node, transactions
 from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
@@ -34,6 +34,7 @@ from tmrun.core.model import End, Event, Host, JobState, Member, Obituary, Spec
 from tmrun.core.txn import Put, Txn
 from tmrun.store.access import open_store
 from tmrun.store.api import Changed, Store, WatchEvent
+from tmrun.tui import timeline
 
 ENV_NODE = "TMRUN_NODE_MARKER"
 """Marks the processes of one node of one launch."""
@@ -297,7 +298,7 @@ class Launcher:
         rows = read.read_history(jobs.Connection(self.store, self.keys), self._read())
         for row in rows:
             if row["leaver"]:
-                click.echo(f"tmrun: {tables.migration_line(row)}", err=True)
+                click.echo(f"tmrun: {timeline.line(row)}", err=True)
 
     def _kill_agents(self) -> None:
         for agent in self.agents.values():

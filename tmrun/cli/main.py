@@ -16,7 +16,29 @@ import click
 from tmrun import __version__
 from tmrun.core.errors import TmrunError
 
-_VERBS = ("run", "status", "history", "drain", "undrain", "stop", "doctor")
+_VERBS = {
+    "run": "run.command",
+    "status": "status.command",
+    "top": "top.command",
+    "nodes": "nodes.command",
+    "events": "events.command",
+    "history": "history.command",
+    "logs": "logs.command",
+    "plan": "plan.plan",
+    "ok-to-drain": "plan.ok_to_drain",
+    "drain": "drain.command",
+    "undrain": "undrain.command",
+    "cordon": "cordon.cordon",
+    "uncordon": "cordon.uncordon",
+    "replace": "replace.command",
+    "pause": "pause.pause",
+    "resume": "pause.resume",
+    "stop": "stop.command",
+    "trace": "trace.command",
+    "doctor": "doctor.command",
+    "completion": "completion.command",
+}
+"""Verb -> where its command is."""
 
 
 class _Verbs(click.Group):
@@ -30,12 +52,12 @@ class _Verbs(click.Group):
             return None
         from importlib import import_module
 
-        module = import_module(f"tmrun.cli.{name}")
-        command: click.Command = module.command
+        module, _, attribute = _VERBS[name].partition(".")
+        command: click.Command = getattr(import_module(f"tmrun.cli.{module}"), attribute)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _VERBS:
+        if args and args[0].replace("_", "-") not in _VERBS:
             args = ["run", *args]
         return super().resolve_command(ctx, args)
 
@@ -48,7 +70,11 @@ class _Verbs(click.Group):
 @click.group(
     cls=_Verbs,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 120,
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
     epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 refused, 4 timed out, 5 outcome unknown, 6 store unreachable, 7 not found.",
 )
 @click.version_option(__version__, "--version", prog_name="tmrun")

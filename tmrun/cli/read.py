@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from typing import Any
 
 from tmrun.cli.jobs import Connection
-from tmrun.core import codec, report
+from tmrun.core import codec, details, report
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import Progress, RankMap, Timing
+from tmrun.core.model import Event, Progress, RankMap, Timing
+
+
+def read_timings(connection: Connection) -> dict[int, list[Timing]]:
+    """The workers' accounts of their switches, by epoch."""
+    timings: dict[int, list[Timing]] = defaultdict(list)
+    for kv in connection.store.list(f"{connection.keys.log}timing/").entries:
+        epoch = int(connection.keys.parse(kv.key)[1][0])
+        timings[epoch].append(codec.decode(Timing, kv.value))
+    return timings
+
+
+def read_maps(connection: Connection) -> list[RankMap]:
+    """Every committed map."""
+    return [codec.decode(RankMap, kv.value) for kv in connection.store.list(f"{connection.keys.ctl}map/").entries]
+
+
+def read_events(connection: Connection) -> list[dict[str, Any]]:
+    """The whole story."""
+    return details.events(codec.decode(Event, kv.value) for kv in connection.store.list(connection.keys.events).entries)
 
 
 def read_history(connection: Connection, job: Job) -> list[dict[str, Any]]:
     """Rows of ``core.report.history``."""
-    store, keys = connection.store, connection.keys
-    maps = [codec.decode(RankMap, kv.value) for kv in store.list(f"{keys.ctl}map/").entries]
-    timings: dict[int, list[Timing]] = defaultdict(list)
-    for kv in store.list(f"{keys.log}timing/").entries:
-        epoch = int(keys.parse(kv.key)[1][0])
-        timings[epoch].append(codec.decode(Timing, kv.value))
-    return report.history(maps, timings, job.spec.nproc if job.spec else 1)
+    return report.history(read_maps(connection), read_timings(connection), job.spec.nproc if job.spec else 1)
 
 
 def read_status(connection: Connection) -> dict[str, Any]:
@@ -28,4 +42,6 @@ def read_status(connection: Connection) -> dict[str, Any]:
     job = fold(keys, store.list(keys.ctl).entries)
     progress = [codec.decode(Progress, kv.value) for kv in store.list(f"{keys.log}progress/").entries]
     told = store.get(keys.reason)
-    return report.status(job, progress, read_history(connection, job), told.value if told else "")
+    timings = read_timings(connection)
+    rows = report.history(read_maps(connection), timings, job.spec.nproc if job.spec else 1)
+    return report.status(job, progress, rows, told.value if told else "", timings.get(job.epoch, ()), time.time())

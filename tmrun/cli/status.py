@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from tmrun.cli import jobs, read, tables
+from tmrun.cli import jobs, options, read
+from tmrun.tui import live, views
 
 
-@click.command("status", short_help="Nodes, ranks, epoch, step, standbys, the last migration.")
-@click.argument("job_id", metavar="[JOB]", required=False)
-@jobs.job_options
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def command(job_id: str | None, job: str | None, etcd: str | None, output: str) -> None:
-    """Show one job. JSON field names are stable (api_version 1)."""
+@click.command("status", short_help="Health, epoch, step, standbys, nodes, the open and the last migration.")
+@options.job_argument
+@options.output_option("text", "wide", "json", "yaml")
+@click.option("-w", "--watch", type=options.Duration(), is_flag=False, flag_value="2s", metavar="[SECONDS]", help="Again and again.")
+def command(job_id: str | None, job: str | None, etcd: str | None, output: str, watch: float | None) -> None:
+    """Show one job. The names of JSON fields are stable; new ones may be added (api_version 1).
+
+    AGE: since a node last got further, by the clocks of that node and of this one.
+    """
     with jobs.connect(job_id or job, etcd) as connection:
-        value = read.read_status(connection)
-    if output == "json":
-        click.echo(json.dumps(value, indent=2))
+        if watch is not None:
+            live.repeat(lambda: _show(read.read_status(connection), output), watch)
+            return
+        _show(read.read_status(connection), output)
+
+
+def _show(value: views.Value, output: str) -> None:
+    if output in ("json", "yaml"):
+        options.emit(value, output)
     else:
-        tables.show(tables.status_view(value))
+        views.show(views.status_view(value, live.width(), wide=output == "wide"))

@@ -7,7 +7,8 @@
         run/{slot}  trouble/{slot}  done/{slot}  doubt/{host}
         op/{id}
     /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
-    /tmrun/v1/{job}/log/...    for people: progress/{host}, timing/{epoch}/{rank}, events/{writer}/{number}, reason; agents never read it
+    /tmrun/v1/{job}/log/...    for people: progress/{host}, folder/{host}, timing/{epoch}/{rank}, events/{writer}/{number}, reason;
+        agents never read it
     /tmrun/jobs/{job}          index of jobs
 
 Numbers in keys are padded, so that key order is numeric order. May not know: what the values mean.
@@ -154,6 +155,10 @@ class Keys:
     def progress(self, host: str) -> str:
         """How far a node is."""
         return f"{self.log}progress/{host}"
+
+    def logs(self, host: str) -> str:
+        """Folder on the host in which the output of its workers is, one folder a local rank."""
+        return f"{self.log}folder/{host}"
 
     def timing(self, epoch: int, rank: int) -> str:
         """A worker's account of a switch."""

@@ -365,11 +365,13 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a node's workers are; ``step_s`` is the median duration of the last steps in seconds, 0 if unknown."""
+    """How far a node's workers are; ``step_s`` is the median duration of the last steps in seconds, 0 if unknown. ``time``: when that was
+    so by the writer's wall clock, for people only."""
 
     host: Host
     step: int
     step_s: float
+    time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tmrun.core import coordinator
+from tmrun.core import coordinator, details
 from tmrun.core.membership import Job, known_hosts, node_state
 from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Timing
 
 API_VERSION = 1
 
 
-def status(job: Job, progress: Iterable[Progress], rows: Sequence[Mapping[str, Any]], told: str = "") -> dict[str, Any]:
-    """One screen. ``progress`` of all nodes, ``rows`` of ``history``, ``told``: the coordinator's own last words on what it waits for."""
+def status(
+    job: Job,
+    progress: Iterable[Progress],
+    rows: Sequence[Mapping[str, Any]],
+    told: str = "",
+    timings: Sequence[Timing] = (),
+    now: float = 0.0,
+) -> dict[str, Any]:
+    """One screen. ``progress`` of all nodes, ``rows`` of ``history``, ``told``: the coordinator's own last words on what it waits for,
+    ``timings`` of the newest epoch, ``now``: the reader's wall clock, for ages."""
     state, reason = coordinator.job_state(job)
     if state in (JobState.RENDEZVOUS, JobState.MIGRATING, JobState.RECOVERING, JobState.WAITING):
         reason = told or reason
     steps = {p.host: p for p in progress}
-    nodes = [node_row(job, host) for host in known_hosts(job)]
+    nodes = [{**node_row(job, host), **details.node(job, host, steps.get(host), now)} for host in known_hosts(job)]
     active = [steps[s.host] for s in (job.map.seats if job.map else ()) if s.host in steps]
     return {
         "api_version": API_VERSION,
@@ -34,8 +42,14 @@ def status(job: Job, progress: Iterable[Progress], rows: Sequence[Mapping[str, A
         "coordinator": job.leader.value.host if job.leader else None,
         "exit_code": job.end.exit_code if job.end else None,
         "checks": checks(job),
+        "paused": {"reason": job.pause.reason} if job.pause else None,
+        "migration": details.migration(job, timings),
+        "requests": details.open_requests(job),
+        "command": list(job.spec.command) if job.spec else [],
+        "nnodes": job.spec.nnodes if job.spec else None,
+        "nproc": job.spec.nproc if job.spec else None,
         "standby": {
-            "warm": sum(n["state"] == NodeState.STANDBY.value for n in nodes),
+            "warm": sum(n["state"] == NodeState.STANDBY.value and not n["cordoned"] for n in nodes),
             "warming": sum(n["state"] == NodeState.WARMING.value for n in nodes),
             "wanted": job.spec.standby if job.spec else 0,
         },
@@ -66,7 +80,7 @@ def checks(job: Job) -> list[dict[str, str]]:
     """What an operator should look at, as (code, text); empty when healthy."""
     found = []
     if job.spec and job.map and job.end is None:
-        states = [node_state(job, h)[0] for h in known_hosts(job)]
+        states = [node_state(job, h)[0] for h in known_hosts(job) if not job.cordoned(h)]
         warm = states.count(NodeState.STANDBY)
         if warm + states.count(NodeState.WARMING) < job.spec.standby:
             found.append({"code": "STANDBY_LOW", "text": f"{warm} of {job.spec.standby} standbys"})
@@ -76,6 +90,8 @@ def checks(job: Job) -> list[dict[str, str]]:
         if gone >= coordinator.breaker_limit(job.spec):
             text = f"{gone} of {job.spec.nnodes} nodes are gone and nobody confirms their deaths: look at the store and the network"
             found.append({"code": "STORE_SUSPECT", "text": text})
+    if job.pause is not None and job.end is None:
+        found.append({"code": "PAUSED", "text": coordinator.held_back(job)})
     if job.end is None and job.leader is None:
         found.append({"code": "NO_COORDINATOR", "text": "no agent coordinates at the moment"})
     return found

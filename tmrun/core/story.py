@@ -1,0 +1,46 @@
+"""Kinds of events: what hooks and filters go by, so that nobody has to match the text. May not know: who listens."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tmrun.core.txn import Txn
+
+
+class EventKind(str, Enum):
+    """The names are stable."""
+
+    NOTE = "note"
+    JOB_STARTED = "job_started"
+    JOB_RESTARTED = "job_restarted"
+    JOB_ENDED = "job_ended"
+    MIGRATION_PROPOSED = "migration_proposed"
+    MIGRATION_COMMITTED = "migration_committed"
+    MIGRATION_ABORTED = "migration_aborted"
+    REQUEST_FINISHED = "request_finished"
+    DRAIN_FORCED = "drain_forced"
+    STANDBY_CHANGED = "standby_changed"
+    """A standby is warm, or cannot be one."""
+    WORKERS_FAILED = "workers_failed"
+    NODE_FENCED = "node_fenced"
+    STORE = "store"
+    """The store does not answer, or answers again."""
+
+
+_OF_TXN = {
+    "initial": EventKind.JOB_STARTED,
+    "restart": EventKind.JOB_RESTARTED,
+    "end": EventKind.JOB_ENDED,
+    "propose": EventKind.MIGRATION_PROPOSED,
+    "commit": EventKind.MIGRATION_COMMITTED,
+    "abort": EventKind.MIGRATION_ABORTED,
+    "finish": EventKind.REQUEST_FINISHED,
+    "force": EventKind.DRAIN_FORCED,
+    "update": EventKind.STANDBY_CHANGED,
+    "release": EventKind.WORKERS_FAILED,
+}
+
+
+def kind_of(txn: Txn) -> EventKind:
+    """What the success of a transaction that is worth a line means; by the first word of its name."""
+    return _OF_TXN.get(txn.name.split()[0], EventKind.NOTE)
