@@ -216,7 +216,7 @@ class Agent:
             elif migration.kind is Kind.DRAIN:
                 answer = node.Answer(100, None, groups)
             else:
-                answer = node.Answer(None, WorkerVote(rank, 100, 100, moved), groups)
+                answer = node.Answer(None, WorkerVote(rank, 100, 100, moved, witnessed={99: moved}), groups)
             yield node.WorkerAnswered(local, migration.id, answer)
 
     def coordinate(self, job: Job) -> bool:

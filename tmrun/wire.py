@@ -91,7 +91,7 @@ class Prepared:
     drain, stayer and leaver: ``stop_step`` = the boundary at which this rank waits for Commit or Abort; all ranks report the same.
     failure, stayer: parked; ``step`` is the step it is in or about to begin, ``next_step`` the one it would run next: step + 1 when
     its vote passed. ``covers`` are the moved ranks whose tensors it holds as a replica, ``snapshots``: step -> the ranks whose state at
-    its start it keeps a copy of.
+    its start it keeps a copy of, ``witnessed``: step -> the moved ranks of which it keeps what they said in that step's vote.
     joiner: everything is None / empty.
     ``groups`` names the process groups that were rebuilt and their global ranks; ``kept``, in a failure, those that keep their
     connections because no operation can have been under way in them.
@@ -105,6 +105,7 @@ class Prepared:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     snapshots: dict[int, tuple[int, ...]] = field(default_factory=dict)
     kept: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    witnessed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +193,8 @@ class Commit:
     ``target``: the step that everyone runs next. drain: the stop step. failure: a stayer with ``step < target`` whose vote was lost
     still applies its update (late commit), all others redo or begin ``target``. ``sources``: moved rank -> rank that sends its state.
     ``comm``: group name -> bootstrap id, as read from the store at the commit; a prepared group with another id must not be used.
-    ``witness``: moved rank -> a stayer that reported ``next_step == target``: its last vote holds what only that rank knew (random
-    state, data position). A moved rank that is missing here has its source as witness, which must then have passed that vote.
+    ``witness``: moved rank -> a stayer that keeps what only that rank knew (random state, data position), as said in the vote of
+    ``target - 1``. Empty in a drain.
     ``rollback`` (failure): everybody goes back to the snapshot of ``target``; sources send the copies that they keep, witnesses nothing.
     """
 

@@ -172,7 +172,7 @@ class Agent:
         worker = None
         if message.step is not None and message.next_step is not None:
             rank = job.spec.ranks(group.slot)[local]
-            worker = WorkerVote(rank, message.step, message.next_step, message.covers, message.snapshots)
+            worker = WorkerVote(rank, message.step, message.next_step, message.covers, message.snapshots, message.witnessed)
         return core.Answer(message.stop_step, worker, frozenset(message.groups))
 
     def _progress(self, local: int, step: int, step_s: float) -> None:

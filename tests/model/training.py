@@ -298,7 +298,8 @@ class Training:
             return ""
         worker.said = migration.id
         moved = tuple(r for m in migration.moves for r in self.spec.ranks(m.slot))
-        answer = WorkerVote(worker.rank, worker.step, worker.step, moved if self.replicated else ())
+        witnessed = dict.fromkeys((worker.step - 1, worker.step), moved)
+        answer = WorkerVote(worker.rank, worker.step, worker.step, moved if self.replicated else (), witnessed=witnessed)
         self._tell(worker, WorkerAnswered(worker.local, migration.id, Answer(vote=answer, groups={"world": ()})))
         return f"is parked before step {worker.step}"
 

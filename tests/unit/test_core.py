@@ -112,11 +112,15 @@ def test_first_seats_keep_the_living_and_skip_the_drained() -> None:
 
 
 def test_the_highest_next_step_wins_and_sources_are_replicas_there() -> None:
-    votes = [WorkerVote(0, 4, 4, (2, 3)), WorkerVote(1, 4, 5, (2, 3))]
+    votes = [
+        WorkerVote(0, 4, 4, (2, 3), witnessed={3: (2, 3), 4: (3,)}),
+        WorkerVote(1, 4, 5, (2, 3), witnessed={4: (2,)}),
+    ]
     found = planner.resume([2, 3], votes)
     assert found is not None
-    assert (found.target, found.sources, found.witness) == (5, {2: 1, 3: 1}, {2: 1, 3: 1})
-    assert planner.resume([2], [WorkerVote(0, 4, 4)]) is None
+    assert (found.target, found.sources, found.witness) == (5, {2: 1, 3: 1}, {2: 1, 3: 0}), "a witness counts even if it lost the vote"
+    assert planner.resume([2], [WorkerVote(0, 4, 4, witnessed={3: (2,)})]) is None, "no replica"
+    assert planner.resume([2], [WorkerVote(0, 4, 4, (2,), witnessed={4: (2,)})]) is None, "nobody knows what it said in step 3"
     nobody = planner.resume([], votes)
     assert nobody is not None
     assert (nobody.target, nobody.sources) == (5, {})

@@ -9,12 +9,18 @@ from tmrun.core.model import Resume, WorkerVote
 
 
 def vote(rank: int, *, covers: tuple[int, ...] = (), **snapshots: tuple[int, ...]) -> WorkerVote:
-    return WorkerVote(rank, 9, 9, covers, {int(step.removeprefix("s")): ranks for step, ranks in snapshots.items()})
+    return WorkerVote(rank, 9, 9, covers, {int(step.removeprefix("s")): ranks for step, ranks in snapshots.items()}, {8: covers})
 
 
 def test_a_replica_is_preferred() -> None:
     workers = [vote(0, covers=(1,), s8=(0, 1)), vote(2, s8=(2, 0))]
     assert planner.resume([1], workers) == Resume(9, {1: 0}, {1: 0})
+
+
+def test_a_replica_without_a_witness_is_not_enough() -> None:
+    """Its tensors are here, its random state is not."""
+    workers = [WorkerVote(0, 9, 9, (1,), {8: (0, 1)}), vote(2, s8=(2, 0))]
+    assert planner.resume([1], workers) == Resume(8, {1: 0}, {1: 0}, rollback=True)
 
 
 def test_the_newest_complete_one() -> None:

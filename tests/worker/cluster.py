@@ -178,7 +178,7 @@ class Cluster:
         votes = {r: self.expect(w, wire.Prepared, migration=number) for r, w in stayers.items()}
         for joiner in joiners.values():
             self.expect(joiner, wire.Prepared, migration=number)
-        parked = [WorkerVote(r, v.step or 0, v.next_step or 0, v.covers, v.snapshots) for r, v in votes.items()]
+        parked = [WorkerVote(r, v.step or 0, v.next_step or 0, v.covers, v.snapshots, v.witnessed) for r, v in votes.items()]
         resume = planner.resume(sorted(joiners), parked)
         assert resume is not None, (parked, self.output())
         self._commit(number, resume, list(votes.values()), [*stayers.values(), *joiners.values()])

@@ -28,7 +28,8 @@ LATE_STEP = 2
 
 def connections() -> dict[str, list[str]]:
     runtime: Any = HOLDER.runtime
-    return {",".join(map(str, g.ranks)) + "/" + g.name: sorted(inode for _, inode in g.sockets) for g in runtime._process.live.groups}
+    groups = runtime._process.live.groups
+    return {",".join(map(str, g.ranks)) + "/" + g.name: sorted(inode for _, inode in g.connection.sockets) for g in groups}
 
 
 def total(group: dist.ProcessGroup | None) -> float:

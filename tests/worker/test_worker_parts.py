@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from fake_agent import FakeAgent
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import api, comm_gloo, handover, rng, transfer, vote
+from tmrun.worker import api, comm, comm_gloo, handover, rng, transfer, values, vote
 from tmrun.worker.agent_store import AgentStore, SwitchStore
+from tmrun.worker.ballots import Ledger
 from tmrun.worker.board import Board, Pending
 from tmrun.worker.current import HOLDER
 from tmrun.worker.state import State
@@ -34,10 +36,10 @@ def agent(tmp_path: Path) -> Iterator[FakeAgent]:
 
 
 @pytest.fixture
-def pair() -> tuple[comm_gloo.Communicator, comm_gloo.Communicator]:
+def pair() -> tuple[comm.Communicator, comm.Communicator]:
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda rank: comm_gloo.build(store, rank, 2, timedelta(seconds=30)), range(2))
+        first, second = pool.map(lambda rank: comm.build(comm_gloo, store, rank, 2, timedelta(seconds=30)), range(2))
     return first, second
 
 
@@ -47,41 +49,113 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 
 # -- votes --------------------------------------------------------------------------------------------------------------------------
-def test_a_ballot_comes_back_from_its_row() -> None:
-    ballot = vote.Ballot(7, True, 3, b"s" * 16, b"blob")
-    assert vote.unpack(bytes(vote.pack(ballot, 64))) == ballot
+@pytest.fixture
+def ring(request: pytest.FixtureRequest) -> list[comm.Communicator]:
+    """A communicator of so many ranks."""
+    world, store = request.param, dist.HashStore()
+    return together(*(lambda r=r: comm.build(comm_gloo, store, r, world, timedelta(seconds=30)) for r in range(world)))
 
 
-def test_a_blob_that_does_not_fit_still_says_how_long_it_is() -> None:
-    assert vote.length(bytes(vote.pack(vote.Ballot(0, True, 0, b"", b"x" * 100), 64))) == 100
+def polls(ring: list[comm.Communicator], local_world: int = 1) -> tuple[list[vote.Poll], list[dict[int, bytes]]]:
+    return [vote.Poll(c.backend, r, local_world) for r, c in enumerate(ring)], [{} for _ in ring]
 
 
-def test_everybody_grows_when_one_blob_does_not_fit(pair: Any) -> None:
-    ballots = [vote.Ballot(1, True, 0, b"a" * 16, b"x" * 100), vote.Ballot(1, True, 0, b"b" * 16, b"y" * 40000)]
-    voters = [vote.Voter(), vote.Voter()]
-    results = together(*(lambda i=i: voters[i].run(pair[i].backend, ballots[i]) for i in range(2)))
-    assert [v.capacity for v in voters] == [65536, 65536]
-    assert [list(r.ballots) for r in results] == [ballots, ballots]
-    results = together(*(lambda i=i: voters[i].run(pair[i].backend, ballots[i]) for i in range(2)))
-    assert results[0].ballots[1].blob == b"y" * 40000
+@pytest.mark.parametrize("ring", [2, 3, 4, 5, 8], indirect=True)
+def test_everybody_hears_of_everybody_and_witnesses_hold(ring: list[comm.Communicator]) -> None:
+    made, held = polls(ring)
+    for step in range(3):
+        ballots = [vote.Ballot(step, ready=7 + (r == step), held=r, every=r + 1) for r in range(len(ring))]
+        blobs = [f"{r} {step}".encode() for r in range(len(ring))]
+        tallies = together(*(partial(made[r].vote, ballots[r], blobs[r], held[r].__setitem__) for r in range(len(ring))))
+        last = len(ring) - 1
+        assert set(tallies) == {vote.Tally(step, step, 7, 8 if step <= last else 7, 0, last, last + 1, 3)}
+        for rank in range(len(ring)):
+            wards = vote.wards_of(rank, len(ring), 1)
+            assert held[rank] == {ward: f"{ward} {step}".encode() for ward in wards}
+            assert len(wards) == min(2, last)
+
+
+def test_everybody_makes_room_when_one_blob_does_not_fit(pair: Any) -> None:
+    made, held = polls(list(pair))
+    blobs = [b"x" * 100, b"y" * 40000]
+    for _ in range(2):
+        together(*(lambda i=i: made[i].vote(vote.Ballot(1), blobs[i], held[i].__setitem__) for i in range(2)))
+        assert [p.capacity for p in made] == [65536, 65536]
+        assert held == [{1: blobs[1]}, {0: blobs[0]}]
 
 
 def test_ranks_in_different_steps_are_an_error(pair: Any) -> None:
+    made, held = polls(list(pair))
+
     def run(rank: int) -> None:
-        with pytest.raises(WorkerError, match="disagree about the step"):
-            vote.Voter().run(pair[rank].backend, vote.Ballot(rank, True, 0, b"", b""))
+        with pytest.raises(WorkerError, match="different steps, 0 to 1"):
+            made[rank].vote(vote.Ballot(rank), b"", held[rank].__setitem__)
 
     together(lambda: run(0), lambda: run(1))
 
 
 def test_an_abort_wakes_a_blocked_vote(pair: Any) -> None:
-    aborter = threading.Timer(0.2, pair[0].abort)
+    aborter = threading.Timer(0.2, pair[0].connection.abort)
     aborter.start()
     began = time.monotonic()
+    made, held = polls(list(pair))
     with pytest.raises(RuntimeError, match="gloo"):
-        vote.Voter().run(pair[0].backend, vote.Ballot(0, True, 0, b"", b""))
+        made[0].vote(vote.Ballot(0), b"", held[0].__setitem__)
     assert time.monotonic() - began < 10
     aborter.join()
+
+
+@pytest.mark.parametrize("ring", [4, 5], indirect=True)
+@pytest.mark.parametrize("late", [0, 3])
+def test_nobody_passes_before_every_witness_holds(ring: list[comm.Communicator], late: int) -> None:
+    made, held = polls(ring)
+    may_hold, passed = threading.Event(), threading.Event()
+
+    def hold_late(ward: int, blob: bytes) -> None:
+        assert not passed.wait(0.3), "somebody passed before the late witness held anything"
+        may_hold.wait()
+        held[late][ward] = blob
+
+    def run(rank: int) -> None:
+        made[rank].vote(vote.Ballot(0), b"", hold_late if rank == late else held[rank].__setitem__)
+        passed.set()
+
+    threading.Timer(0.5, may_hold.set).start()
+    together(*(partial(run, rank) for rank in range(len(ring))))
+    assert all(len(h) == 2 for h in held)
+
+
+@pytest.mark.parametrize(
+    ("world", "local", "witnesses"), [(1, 1, ()), (2, 1, (0,)), (4, 2, (3,)), (6, 2, (3, 5)), (4, 4, (2, 3)), (2, 2, (0,))]
+)
+def test_witnesses_are_on_other_nodes(world: int, local: int, witnesses: tuple[int, ...]) -> None:
+    assert vote.witnesses_of(min(1, world - 1), world, local) == witnesses
+    for rank in range(world):
+        assert all(rank in vote.wards_of(w, world, local) for w in vote.witnesses_of(rank, world, local))
+
+
+def test_a_ledger_keeps_what_wards_said_twice_though_only_changes_travel(pair: Any) -> None:
+    ledgers, data = [Ledger(), Ledger()], [Counter(), Counter()]
+    states = [State(objects={"data": d, "same": Counter()}) for d in data]
+    for step in range(4):
+        data[1].n = step
+        together(*(partial(ledgers[i].vote, pair[i].backend, (i, 1), states[i], vote.Ballot(step)) for i in range(2)))
+    assert ledgers[0].witnessed((0, 1)) == {2: (0, 1), 3: (0, 1)}
+    said = [ledgers[0].said(1, step) for step in (2, 3)]
+    assert [values.decode(s["object/data"])["n"] for s in said] == [2, 3]
+    assert said[1] == states[1].needs() == ledgers[1].said(1, 3)
+    with pytest.raises(WorkerError, match=r"vote of step 1; kept are \[2, 3\]"):
+        ledgers[0].said(1, 1)
+
+
+class Counter:
+    n = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.n = state["n"]
 
 
 # -- board --------------------------------------------------------------------------------------------------------------------------
@@ -191,11 +265,28 @@ def test_a_rollback_undoes_a_step() -> None:
     assert (torch.rand(1).item(), random.random(), numpy.random.rand()) == drawn
 
 
+def test_a_buffer_that_was_registered_later_is_rolled_back_too() -> None:
+    state = trained(1)
+    state.snapshot()
+    net = state.modules["net"]
+    net.add_module("late", torch.nn.BatchNorm1d(5))
+    net.linear.register_buffer("mask", torch.zeros(2))
+    snapshot, before = state.snapshot(), contents(state)
+    net.late(torch.rand(8, 5))
+    net.linear.mask = torch.ones(2)
+    net.linear.mask.add_(1)
+    assert not equal(before, contents(state))
+    state.rollback(snapshot)
+    assert equal(before, contents(state))
+
+
 def test_random_state_comes_back() -> None:
     random.gauss(0, 1)
     state = rng.capture()
     drawn = (torch.rand(3).tolist(), random.gauss(0, 1), random.random(), numpy.random.randn(3).tolist())
     rng.restore(state)
+    assert rng.decode(rng.encode(state))["python"] == state["python"]
+    rng.restore(rng.decode(rng.encode(state)))
     assert (torch.rand(3).tolist(), random.gauss(0, 1), random.random(), numpy.random.randn(3).tolist()) == drawn
 
 
@@ -241,8 +332,8 @@ def test_gloo_meets_through_the_agent_and_a_switched_store(agent: FakeAgent) -> 
     clients = [AgentStore(agent.path, rank) for rank in range(2)]
     for store, client in zip(stores, clients, strict=True):
         store.inner = client
-    ends = together(*(lambda r=r: comm_gloo.build(dist.PrefixStore("g", stores[r]), r, 2, timedelta(seconds=30)) for r in range(2)))
-    assert all(end.sockets for end in ends)
+    ends = together(*(lambda r=r: comm.build(comm_gloo, dist.PrefixStore("g", stores[r]), r, 2, timedelta(seconds=30)) for r in range(2)))
+    assert all(end.connection.sockets for end in ends)
     for client in clients:
         client.dispose()
 

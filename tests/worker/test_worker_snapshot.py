@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -59,9 +60,9 @@ class Ranks:
             each.place(rank, world, 1)
 
     def vote(self, step: int, step_s: float = 1.0) -> None:
-        ballots = tuple(vote.Ballot(step, True, 0, s, b"", r.held, r.every(step_s)) for r, s in zip(self.all, SIGNATURES, strict=True))
+        tallies = [vote.Tally.of(vote.Ballot(step, held=r.held, every=r.every(step_s)), 0) for r in self.all]
         for each in self.all:
-            each.agree(vote.Result(step, ballots), SIGNATURES)
+            each.agree(functools.reduce(vote.Tally.with_, tallies), SIGNATURES)
 
     def take(self, step: int) -> None:
         for each, state in zip(self.all, self.states, strict=True):

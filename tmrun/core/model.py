@@ -227,6 +227,7 @@ class WorkerVote:
     """What one parked worker said in a failure: the step it is in, the step it would run next, whose replica it is.
 
     ``snapshots``: step -> the ranks whose state at its start this worker keeps a copy of (its own, and the rank's it is partner of).
+    ``witnessed``: step -> the moved ranks of which it keeps what only they know (random state, data position), as of that step's vote.
     """
 
     rank: int
@@ -234,6 +235,7 @@ class WorkerVote:
     next_step: int
     covers: tuple[int, ...] = ()
     snapshots: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    witnessed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,11 +111,17 @@ def sources(moved: Sequence[int], workers: Sequence[WorkerVote], target: int) ->
 def resume(moved: Sequence[int], workers: Sequence[WorkerVote]) -> Resume | None:
     """How a failure goes on, from what the parked workers said. None: the state of a moved rank is lost."""
     target = next_step(workers)
-    chosen = sources(moved, workers, target)
-    if chosen is None:
+    chosen, seen = sources(moved, workers, target), witnesses(moved, workers, target)
+    if chosen is None or seen is None:
         return rollback(moved, workers)
-    able = min(w.rank for w in workers if w.next_step == target)
-    return Resume(target, chosen, dict.fromkeys(moved, able))
+    return Resume(target, chosen, seen)
+
+
+def witnesses(moved: Sequence[int], workers: Sequence[WorkerVote], target: int) -> dict[int, int] | None:
+    """Moved rank -> who keeps what only that rank knew when the step before ``target`` was voted on. None: nobody does."""
+    keepers = {rank: min((w.rank for w in workers if rank in w.witnessed.get(target - 1, ())), default=None) for rank in moved}
+    found = {rank: keeper for rank, keeper in keepers.items() if keeper is not None}
+    return found if len(found) == len(moved) else None
 
 
 def rollback(moved: Sequence[int], workers: Sequence[WorkerVote]) -> Resume | None:

@@ -24,9 +24,9 @@ from enum import Enum
 from torch._C._distributed_c10d import PrefixStore
 
 from tmrun import wire
-from tmrun.worker import comm_gloo
+from tmrun.worker import comm
 from tmrun.worker.agent_store import AgentStore
-from tmrun.worker.comm_gloo import Communicator
+from tmrun.worker.comm import Communicator, Kind
 from tmrun.worker.groups import Group
 
 CONTROL = "tmrun.control"
@@ -141,9 +141,9 @@ class Build:
         self._enter(store, candidates)
         rank = self.plan.prepare.rank
         for group in self._to_build(store, candidates):
-            self.built.groups[group.name] = self._build(store, group.name, group.rank, len(group.ranks), group.timeout)
+            self.built.groups[group.name] = self._build(store, group.kind, group.name, group.rank, len(group.ranks), group.timeout)
             self.built.ranks[group.name] = group.ranks
-        self.built.control = self._build(store, CONTROL, rank, self.plan.world, CONTROL_TIMEOUT)
+        self.built.control = self._build(store, comm.CONTROL, CONTROL, rank, self.plan.world, CONTROL_TIMEOUT)
         self.built.ranks[CONTROL] = tuple(range(self.plan.world))
         if self.plan.role is Role.JOINER and self.plan.prepare.kind is wire.Kind.DRAIN:
             self._connect_transfer(store, 1)
@@ -188,10 +188,10 @@ class Build:
             store.wait([self.plan.id_of(f"{name}/go")], _ENTER_TIMEOUT)
         else:
             store.set(self.plan.id_of(f"{name}/go"), "1")
-        self.built.transfer = self._build(store, name, place, 2, CONTROL_TIMEOUT)
+        self.built.transfer = self._build(store, comm.CONTROL, name, place, 2, CONTROL_TIMEOUT)
 
-    def _build(self, store: AgentStore, name: str, rank: int, size: int, timeout: timedelta) -> Communicator:
-        return comm_gloo.build(PrefixStore(self.plan.id_of(name), store), rank, size, timeout)
+    def _build(self, store: AgentStore, kind: Kind, name: str, rank: int, size: int, timeout: timedelta) -> Communicator:
+        return comm.build(kind, PrefixStore(self.plan.id_of(name), store), rank, size, timeout)
 
 
 def _text(ranks: tuple[int, ...]) -> str:

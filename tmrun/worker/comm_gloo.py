@@ -1,4 +1,4 @@
-"""Gloo communicators that can be aborted.
+"""Gloo communicators that can be built in the background and aborted.
 
 Gloo has no abort: a rank blocked on a peer that is frozen or unreachable stays blocked until the timeout. Shutting the group's TCP
 connections down from another thread wakes it at once with an error. Which connections belong to a group is found by comparing the
@@ -15,57 +15,44 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar, Protocol, cast
+from typing import Any, ClassVar
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 Sockets = frozenset[tuple[int, str]]
 BUILD_TIMEOUT = timedelta(seconds=60)
 """How late a peer may be when communicators are built while training goes on."""
-SIGNS = ("gloo/", "Connection closed", "Connection reset", "Broken pipe", "Socket closed", "NCCL")
-"""What the text of an error contains that belongs to a lost connection."""
+NAME = "gloo"
+SIGNS: tuple[str, ...] = ("gloo/", "Connection closed", "Connection reset", "Broken pipe", "Socket closed")
 
 
-class Gloo(Protocol):
-    """What we call of ProcessGroupGloo; torch's annotations leave these methods out."""
+@dataclass(frozen=True)
+class Connections:
+    """The sockets of one communicator. ``certain``: all of them are its own."""
 
-    def size(self) -> int:
-        """Number of members."""
-
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> dist.Work:
-        """Send one tensor."""
-
-    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> dist.Work:
-        """Receive one tensor."""
-
-    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor) -> dist.Work: ...
-
-
-@dataclass(eq=False)
-class Communicator:
-    """A backend and the sockets it opened."""
-
-    backend: Gloo
     sockets: Sockets = field(default_factory=frozenset)
     certain: bool = True
 
     def abort(self) -> int:
-        """Wake every thread blocked in this communicator; it is unusable from then on. Returns how many connections were cut."""
-        return abort(self.sockets)
+        """Shut them down, in both directions; whoever is blocked wakes up with an error. Returns how many were cut."""
+        return sum(_shut(descriptor, inode) for descriptor, inode in self.sockets)
 
 
-def build(store: Store, rank: int, size: int, timeout: timedelta) -> Communicator:
-    """Connect to all peers. Raises RuntimeError when one does not come; a peer may be late by less than a minute."""
+def build(store: Store, rank: int, size: int, timeout: timedelta) -> tuple[Any, Connections]:
+    """See ``comm.Kind``."""
     with Opened() as opened:
         backend = dist.ProcessGroupGloo(store, rank, size, min(timeout, BUILD_TIMEOUT))
     backend._set_default_timeout(timeout)
-    return Communicator(cast("Gloo", backend), opened.sockets, opened.certain)
+    return backend, opened.made
+
+
+def making() -> Opened:
+    """See ``comm.Kind``."""
+    return Opened()
 
 
 class Opened:
@@ -75,26 +62,26 @@ class Opened:
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
-        self.sockets: Sockets = frozenset()
-        self.certain = True
+        self.made = Connections()
+        self._certain = True
 
     def __enter__(self) -> Opened:
         with self._lock:
             self._watching.add(self)
             if len(self._watching) > 1:
                 for each in self._watching:
-                    each.certain = False
+                    each._certain = False
             self._before = open_sockets()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self.sockets = self.so_far()
+            self.made = Connections(open_sockets() - self._before, self._certain)
             self._watching.discard(self)
 
-    def so_far(self) -> Sockets:
-        """What has appeared until now."""
-        return open_sockets() - self._before
+    def abort(self) -> int:
+        """Shut what has appeared until now."""
+        return Connections(open_sockets() - self._before).abort()
 
 
 def open_sockets() -> Sockets:
@@ -108,11 +95,6 @@ def open_sockets() -> Sockets:
         if target.startswith("socket:"):
             found.add((int(descriptor.name), target))
     return frozenset(found)
-
-
-def abort(sockets: Iterable[tuple[int, str]]) -> int:
-    """Shut TCP connections down, in both directions."""
-    return sum(_shut(descriptor, inode) for descriptor, inode in sockets)
 
 
 def _shut(descriptor: int, inode: str) -> bool:

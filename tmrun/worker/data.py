@@ -40,7 +40,7 @@ class _Drawn(Generic[T]):
 
     place: Place
     batch: T
-    rng: dict[str, Any] | None
+    rng: rng.Captured | None
 
     def copy(self) -> _Drawn[T]:
         return _Drawn(self.place, copy.deepcopy(self.batch), self.rng)

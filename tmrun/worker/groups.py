@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -32,8 +32,7 @@ import torch
 import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm_gloo
-from tmrun.worker.comm_gloo import Communicator, Sockets
+from tmrun.worker.comm import Communicator, Connection, Kind
 
 ENV_SWITCH = "TMRUN_SWITCH"
 """Which switch to use; see ``choose``."""
@@ -127,11 +126,10 @@ class Group:
     ranks: tuple[int, ...]
     timeout: timedelta
     switch: Switch
-    sockets: Sockets = field(default_factory=frozenset)
-    certain: bool = True
-    """Whether all of these are its own."""
+    kind: Kind
+    connection: Connection
     cut: bool = False
-    """Whether its connections were shut."""
+    """Whether its connection was cut."""
 
     @property
     def rank(self) -> int:
@@ -141,7 +139,7 @@ class Group:
     @property
     def idle(self) -> int | None:
         """See ``Switch.idle``."""
-        return self.switch.idle if self.certain and not self.cut else None
+        return self.switch.idle if self.connection.certain and not self.cut else None
 
 
 class Groups:
@@ -175,15 +173,15 @@ class Groups:
         """The group around a ProcessGroup, if it is managed."""
         return next((g for g in self._groups.values() if g.pg is pg), None)
 
-    def install(self, communicators: Mapping[str, Communicator]) -> Sockets:
+    def install(self, communicators: Mapping[str, Communicator]) -> list[Connection]:
         """Switch the named groups in place; no communication. Returns the connections that are not needed any more."""
-        old: Sockets = frozenset()
+        old: list[Connection] = []
         for name, communicator in communicators.items():
             group = self._groups.get(name)
             if group is not None:  # else: destroyed since it was prepared
                 group.switch.install(communicator.backend)
-                old |= group.sockets if group.certain else frozenset()
-                group.sockets, group.certain, group.cut = communicator.sockets, communicator.certain, False
+                old.append(group.connection)
+                group.connection, group.cut = communicator.connection, False
                 self.closed.pop(group.pg, None)
         self.poisoned = False
         return old
@@ -211,7 +209,7 @@ class Groups:
         for group in self:
             if group.idle is None:
                 group.cut = True
-                count += comm_gloo.abort(group.sockets)
+                count += group.connection.abort()
         return count
 
     def release(self) -> None:

@@ -1,8 +1,9 @@
 """What a successor is given, by whom, and how it takes it on.
 
     drain     the leaver sends everything, exactly as of the stop step, and goes once the joiner confirmed it
-    failure   a *source* (a replica) sends tensors and its own objects as of the start of ``target``; a *witness* (who passed the vote of
-              target - 1) sends what the lost rank itself said in that vote: random state, data position
+    failure   a *source* (a replica) sends tensors and its own objects as of the start of ``target``; a *witness* of the lost rank sends
+              what that rank itself said in the vote of target - 1: random state, data position. The joiner is a witness itself from now
+              on: its wards send it what they said in that vote
 
     rollback  a failure in which a shard was lost that has no replica: stayers go back to their own snapshots, a partner sends the lost one
 
@@ -18,25 +19,30 @@ import torch.distributed.distributed_c10d as c10d
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import rng, transfer, values
+from tmrun.worker import rng, transfer
 from tmrun.worker.board import Pending
-from tmrun.worker.comm_gloo import Gloo
+from tmrun.worker.comm import Backend
 from tmrun.worker.process import SETTLED_STEPS, Counters, Process
+from tmrun.worker.state import objects_of, random_of
 
 
-def give_all(process: Process, backend: Gloo, step: int) -> None:
+def give_all(process: Process, backend: Backend, step: int) -> None:
     """A leaver's last duty; returns when the joiner has everything."""
-    _, digest = transfer.send_source(backend, 1, process.state, _everything(process, step))
+    witnessed = {ward: process.ledger.said(ward, step - 1) for ward in process.wards}
+    _, digest = transfer.send_source(backend, 1, process.state, {**_everything(process, step), "witnessed": witnessed})
     transfer.await_acknowledgement(backend, 1, digest)
 
 
-def take_all(process: Process, backend: Gloo) -> int:
+def take_all(process: Process, backend: Backend) -> int:
     """The joiner's side of ``give_all``. Returns bytes received."""
     tree, received, digest = transfer.receive_source(backend, 0, process.state)
     process.state.put_objects(tree["objects"])
     transfer.acknowledge(backend, 0, digest)
-    rng.restore(tree["rng"])
+    rng.restore(rng.decode(tree["rng"]))
     _adopt(process, tree, since_reset=SETTLED_STEPS)
+    process.ledger.witness(process.rank, tree["step"] - 1, process.state.needs())
+    for ward, needs in tree["witnessed"].items():
+        process.ledger.witness(ward, tree["step"] - 1, needs)
     return received
 
 
@@ -55,11 +61,13 @@ def feed(process: Process, pending: Pending, commit: wire.Commit) -> int:
                     sent += transfer.send_parcel(control.backend, joiner, copy, _agreed(process))[0]
                 continue
             if source == process.rank:
-                own = process.ledger.own_blob(process.rank, voted)
+                own = objects_of(process.ledger.said(process.rank, voted))
                 tree = {**_common(process, commit.target), "objects": process.state.encoded_objects(), "voted": own}
                 sent += transfer.send_source(control.backend, joiner, process.state, tree)[0]
             if witness == process.rank:
-                sent += transfer.send_needs(control.backend, joiner, process.ledger.blob_of(joiner, voted))
+                sent += transfer.send_needs(control.backend, joiner, process.ledger.said(joiner, voted))
+        if not commit.rollback:
+            _tell_new_witnesses(process, control.backend, pending.prepare.ranks, voted)
     except RuntimeError as error:
         if not process.is_communication(error):
             raise
@@ -67,22 +75,31 @@ def feed(process: Process, pending: Pending, commit: wire.Commit) -> int:
     return sent
 
 
-def be_fed(process: Process, commit: wire.Commit) -> int:
+def be_fed(process: Process, pending: Pending, commit: wire.Commit) -> int:
     """The joiner's side of ``feed``. Returns bytes received."""
     control = process.live.control
     assert control is not None
     source, witness = _origins(commit, process.rank)
     tree, received, _ = transfer.receive_source(control.backend, source, process.state)
+    _adopt(process, tree, since_reset=0)
     if commit.rollback:
         process.state.put_objects(tree["objects"])
-        rng.restore(tree["rng"])
-        _adopt(process, tree, since_reset=0)
+        rng.restore(rng.decode(tree["rng"]))
         return received
-    needs = transfer.receive_needs(control.backend, witness)
-    process.state.put_objects(merge(tree["objects"], values.decode(tree["voted"])["objects"], needs["objects"]))
-    rng.restore(needs["rng"])
-    _adopt(process, tree, since_reset=0)
+    needs, voted = transfer.receive_needs(control.backend, witness), commit.target - 1
+    process.state.put_objects(merge(tree["objects"], tree["voted"], objects_of(needs)))
+    rng.restore(rng.decode(random_of(needs)))
+    process.ledger.witness(process.rank, voted, needs)
+    _tell_new_witnesses(process, control.backend, pending.prepare.ranks, voted)
+    for ward in sorted(process.wards, key=lambda ward: (ward in pending.prepare.ranks, ward)):  # another joiner is fed later, perhaps
+        process.ledger.witness(ward, voted, transfer.receive_witnessed(control.backend, ward))
     return received
+
+
+def _tell_new_witnesses(process: Process, backend: Backend, moved: tuple[int, ...], voted: int) -> None:
+    """Joiners among our witnesses hold nothing of us yet. Nobody waits for it: one that does not receive it is lost itself."""
+    own = process.ledger.said(process.rank, voted)
+    process.under_way = [transfer.send_witnessed(backend, w, own) for w in process.witnesses if w in moved]
 
 
 def take_snapshot(process: Process, step: int) -> None:
@@ -95,7 +112,8 @@ def roll_back(process: Process, step: int) -> None:
     process.state.forget_step()
     tree = transfer.unpack(process.state, process.snapshots.copy_of(process.rank, step))
     process.state.put_objects(tree["objects"])
-    rng.restore(tree["rng"])
+    rng.restore(rng.decode(tree["rng"]))
+    process.ledger.restarted()
     c10d._world.group_count = tree["group_count"]
 
 
@@ -115,7 +133,7 @@ def merge(newest: dict[str, bytes], voted: dict[str, bytes], own: dict[str, byte
 
 
 def _everything(process: Process, step: int) -> dict[str, Any]:
-    return {**_common(process, step), "rng": rng.capture(), "objects": process.state.encoded_objects()}
+    return {**_common(process, step), "rng": rng.encode(rng.capture()), "objects": process.state.encoded_objects()}
 
 
 def _common(process: Process, step: int) -> dict[str, Any]:
@@ -123,7 +141,7 @@ def _common(process: Process, step: int) -> dict[str, Any]:
 
 
 def _agreed(process: Process) -> dict[str, Any]:
-    return {"total": process.total, "signatures": list(process.ledger.signatures), "capacity": process.ledger.voter.capacity}
+    return {"total": process.total, "signatures": list(process.ledger.signatures), "capacity": process.ledger.capacity}
 
 
 def _adopt(process: Process, tree: dict[str, Any], *, since_reset: int) -> None:

@@ -83,7 +83,7 @@ def _catch_groups(runtime: Runtime) -> None:
         size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: Any, backend_options: Any = None, **kwargs: Any
     ) -> Any:
         timeout = kwargs["timeout"]
-        with runtime.making_group() as opened:
+        with runtime.making_group(name, backend) as making:
             if runtime.sandboxed:
                 result = _make_fake(original, size, rank, ranks, backend, store, name, **kwargs)
             else:
@@ -94,7 +94,7 @@ def _catch_groups(runtime: Runtime) -> None:
             return result
         own = PrefixStore(f"{name}/", store)  # as torch would, without our part: groups made from this one add the epoch of their time
         c10d._world.pg_map[pg] = (c10d._world.pg_map[pg][0], own)
-        runtime.add_group(name, pg, tuple(ranks) or tuple(range(size)), backend, timeout, opened)
+        runtime.add_group(name, pg, tuple(ranks) or tuple(range(size)), backend, timeout, making)
         return pg, own
 
     c10d._new_process_group_helper = helper  # type: ignore[assignment]

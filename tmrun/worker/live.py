@@ -18,15 +18,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm_gloo
+from tmrun.worker import comm
 from tmrun.worker.agent_store import AgentStore, SwitchStore
 from tmrun.worker.board import Board, Pending
 from tmrun.worker.build import CONTROL, CONTROL_TIMEOUT, Built
-from tmrun.worker.comm_gloo import Communicator, Opened, Sockets
+from tmrun.worker.comm import Communicator, Connection, Making
 from tmrun.worker.groups import Group, Groups, Switching, choose
 from tmrun.worker.identity import Identity
 
@@ -46,7 +45,7 @@ class Live:
     base: SwitchStore | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     _anchors: list[AgentStore] = field(default_factory=list)
-    _making: Opened | None = None
+    _making: Making | None = None
     _lost: bool = False
 
     def clear(self) -> None:
@@ -83,31 +82,28 @@ class Live:
     def connect_control(self) -> None:
         """Build the first control group."""
         store = PrefixStore(CONTROL, self._job_store())
-        self.control = comm_gloo.build(store, self.who.rank, self.who.world, CONTROL_TIMEOUT)
+        self.control = comm.build(comm.CONTROL, store, self.who.rank, self.who.world, CONTROL_TIMEOUT)
 
     @contextlib.contextmanager
-    def making(self) -> Iterator[Opened]:
+    def making(self, name: str, backend: Any) -> Iterator[Making]:
         """User code makes a process group; ``abort`` wakes it too."""
         if self.failing or self._lost:
             raise dist.DistBackendError("Connection closed: a rank was lost")
-        with Opened() as opened:
-            self._making = opened
+        with comm.kind_of(name, backend).making() as making:
+            self._making = making
             try:
-                yield opened
+                yield making
             finally:
                 self._making = None
 
     def add(
-        self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, opened: Opened, *, fake: bool
+        self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, made: Connection, *, fake: bool
     ) -> None:
         """User code made a process group."""
-        kinds = set(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map().values())
-        if kinds != {"gloo"}:
-            raise WorkerError(f"process group {name} uses {', '.join(sorted(map(str, kinds)))}; this version of tmrun can switch gloo only")
         with self.lock:
             self.switching.rehearse(fake)
             switch = self.switching.new(pg, fake=fake)
-            self.groups.add(Group(name, pg, ranks, timeout, switch, opened.sockets, opened.certain))
+            self.groups.add(Group(name, pg, ranks, timeout, switch, comm.kind_of(name, backend), made))
 
     def remove(self, pg: dist.ProcessGroup | None) -> None:
         """User code destroys a process group; None: all of them."""
@@ -152,9 +148,9 @@ class Live:
             self.switching.fail(True)  # first: what the groups count is frozen from here on
             self.groups.abort()
             if self.control is not None:
-                self.control.abort()
+                self.control.connection.abort()
             if self._making is not None:
-                comm_gloo.abort(self._making.so_far())
+                self._making.abort()
                 self._reopen_store()
 
     def _reopen_store(self) -> None:
@@ -209,12 +205,12 @@ class Live:
                     "make groups before run.steps, or make and destroy them within one step",
                 )
 
-    def _retire(self, old: Sockets, control: Communicator | None) -> None:
+    def _retire(self, old: list[Connection], control: Communicator | None) -> None:
         """Shut what nobody should use any more, so that a forgotten reference fails instead of hanging, and free it."""
         time.sleep(_RETIRE_S)
-        if control is not None and control.certain:
-            old |= control.sockets
-        comm_gloo.abort(old)
+        for connection in [*old, *([control.connection] if control is not None else [])]:
+            if connection.certain:
+                connection.abort()
         with self.lock:
             groups = list(self.groups)
         for group in groups:

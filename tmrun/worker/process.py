@@ -16,15 +16,17 @@ import torch.distributed as dist
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
+from tmrun.worker import vote
 from tmrun.worker.ballots import Ledger
 from tmrun.worker.board import Board, Pending
-from tmrun.worker.comm_gloo import SIGNS
+from tmrun.worker.comm import SIGNS
 from tmrun.worker.identity import Identity
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live
 from tmrun.worker.pace import Pace
 from tmrun.worker.snapshot import Snapshots
 from tmrun.worker.state import State
+from tmrun.worker.transfer import UnderWay
 
 SETTLED_STEPS = 3
 """Optimizer state appears in the first step, DDP rebuilds its buckets after it (with a static graph after the second): a joiner needs
@@ -93,6 +95,8 @@ class Process:
     """The script's own part of taking another rank (``tmrun.join``)."""
     initialise_again: Callable[[], None] | None = None
     """The script's init_process_group, to be called once more."""
+    under_way: list[UnderWay] = field(default_factory=list)
+    """What is still being sent after a switch."""
     snapshots: Snapshots = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,6 +111,16 @@ class Process:
     def world(self) -> int:
         """Number of ranks; never changes."""
         return self.who.world
+
+    @property
+    def witnesses(self) -> tuple[int, ...]:
+        """Ranks that keep what only we know."""
+        return vote.witnesses_of(self.rank, self.world, self.who.local_world)
+
+    @property
+    def wards(self) -> tuple[int, ...]:
+        """Ranks of which we keep it."""
+        return vote.wards_of(self.rank, self.world, self.who.local_world)
 
     def leaves(self, pending: Pending) -> bool:
         """Whether a migration lets this process go."""

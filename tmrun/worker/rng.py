@@ -10,41 +10,63 @@ from __future__ import annotations
 import array
 import random
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from tmrun.worker import values
 
+Captured = dict[str, Any]
+"""The state of every generator by its name, as the library itself gives it: quick to take and to put back in this process."""
 
-def capture() -> dict[str, Any]:
-    """The state of all generators, as a tree that ``values`` can encode."""
-    version, words, gauss = random.getstate()
-    state: dict[str, Any] = {
-        "torch": values.tensor_bytes(torch.get_rng_state()),
-        "python": (version, array.array("Q", words).tobytes(), gauss),
-    }
+
+def capture() -> Captured:
+    """The state of all generators."""
+    state: Captured = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.cuda.is_initialized():
-        state["cuda"] = [values.tensor_bytes(s) for s in torch.cuda.get_rng_state_all()]
+        state["cuda"] = torch.cuda.get_rng_state_all()
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "random"):
-        name, keys, position, has_gauss, cached = numpy.random.get_state()
-        state["numpy"] = (name, keys.tobytes(), int(position), int(has_gauss), float(cached))
+        state["numpy"] = numpy.random.get_state()
     return state
 
 
-def restore(state: dict[str, Any]) -> None:
+def restore(state: Captured) -> None:
     """Continue every captured generator where it was."""
-    torch.set_rng_state(_tensor(state["torch"]))
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(array.array("Q", words)), gauss))
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([_tensor(s) for s in state["cuda"]])
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+
+
+def encode(state: Captured) -> dict[str, bytes]:
+    """For another process: one part a generator."""
+    version, words, gauss = state["python"]
+    plain: dict[str, Any] = {"torch": state["torch"], "python": (version, array.array("Q", words).tobytes(), gauss)}
+    if "cuda" in state:
+        plain["cuda"] = state["cuda"]
+    if "numpy" in state:
+        name, keys, position, has_gauss, cached = state["numpy"]
+        plain["numpy"] = (name, keys.tobytes(), int(position), int(has_gauss), float(cached))
+    return {name: values.encode(value) for name, value in plain.items()}
+
+
+def decode(parts: Mapping[str, bytes]) -> Captured:
+    """The inverse of ``encode``."""
+    state: Captured = {name: values.decode(part) for name, part in parts.items()}
+    version, words, gauss = state["python"]
+    state["python"] = (version, tuple(array.array("Q", words)), gauss)
     if "numpy" in state:
         import numpy
 
         name, keys, position, has_gauss, cached = state["numpy"]
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, cached))
+        state["numpy"] = (name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, cached)
+    return state
 
 
 def _tensor(body: bytes) -> torch.Tensor:

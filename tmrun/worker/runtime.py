@@ -43,7 +43,8 @@ from tmrun.core.errors import WorkerError
 from tmrun.worker import faults, fixups, handover, identity, mail, sandbox, snapshot, standby, stayer, suspects, vote
 from tmrun.worker.api import Step, check_entered
 from tmrun.worker.board import Pending
-from tmrun.worker.comm_gloo import BUILD_TIMEOUT, Opened
+from tmrun.worker.comm import Making
+from tmrun.worker.comm_gloo import BUILD_TIMEOUT
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live
 from tmrun.worker.output import Redirection
@@ -136,9 +137,9 @@ class Runtime:
             self._process.live.connect_control()
         self._process.phase = Phase.READY
 
-    def making_group(self) -> AbstractContextManager[Opened]:
+    def making_group(self, name: str = "", backend: Any = "gloo") -> AbstractContextManager[Making]:
         """Around the construction of a process group."""
-        return self._process.live.making()
+        return self._process.live.making(name, backend)
 
     def scoped(self, store: Any) -> Any:
         """Where a process group finds its members."""
@@ -148,9 +149,9 @@ class Runtime:
         """How long the construction of a group may wait: in the loop only as long as the construction of a communicator."""
         return min(timeout, BUILD_TIMEOUT) if self._process.phase is Phase.LOOP else timeout
 
-    def add_group(self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, opened: Opened) -> None:
+    def add_group(self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, making: Making) -> None:
         """User code made a process group."""
-        self._process.live.add(name, pg, ranks, backend, timeout, opened, fake=self.sandboxed)
+        self._process.live.add(name, pg, ranks, backend, timeout, making.made, fake=self.sandboxed)
         self.set_timeout(pg, timeout)
 
     def set_timeout(self, pg: dist.ProcessGroup, timeout: timedelta) -> bool:
@@ -333,7 +334,7 @@ class Runtime:
         if self._fault is not None:
             self._fault(current.number, "before_vote")
         try:
-            result = self._hold_vote(current)
+            tally = self._hold_vote(current)
         except RuntimeError as error:
             if not self._process.is_communication(error):
                 raise
@@ -341,13 +342,12 @@ class Runtime:
             self._lose(current)
             return
         current.voted = True
-        self._process.ledger.passed(result)
-        self._process.snapshots.agree(result, self._process.ledger.signatures)
+        self._process.snapshots.agree(tally, self._process.ledger.signatures)
         if self._fault is not None:
             self._fault(current.number, "after_vote")
-        self._agree(current, result)
+        self._agree(current, tally)
 
-    def _hold_vote(self, current: _InStep) -> vote.Result:
+    def _hold_vote(self, current: _InStep) -> vote.Tally:
         process = self._process
         process.note_hidden()
         if process.board.failure is not None or process.trouble is not None:
@@ -355,20 +355,20 @@ class Runtime:
         drain = process.board.drain
         ready = drain.id if drain is not None and drain.ready and process.counters.since_reset >= SETTLED_STEPS else 0
         snapshots = process.snapshots
-        every = snapshots.every(process.pace.step_s)
-        ballot = process.ledger.ballot(process.state, current.number, good=True, ready=ready, held=snapshots.held, every=every)
+        ballot = vote.Ballot(current.number, ready=ready, held=snapshots.held, every=snapshots.every(process.pace.step_s))
         assert process.live.control is not None
-        result = process.ledger.voter.run(process.live.control.backend, ballot)
+        place = (process.rank, process.who.local_world)
+        tally = process.ledger.vote(process.live.control.backend, place, process.state, ballot)
         if self._fault is not None and self._fault(current.number, "lose_vote"):
             process.board.wait(lambda: process.board.failure is not None, 60)
             raise VoteBroken("lost on purpose")
-        return result
+        return tally
 
-    def _agree(self, current: _InStep, result: vote.Result) -> None:
-        """All ranks see the same ballots: if everyone is ready for a drain, everyone knows where to stop for it."""
+    def _agree(self, current: _InStep, tally: vote.Tally) -> None:
+        """All ranks see the same tally: if everyone is ready for a drain, everyone knows where to stop for it."""
         drain = self._process.board.drain
         known = self._stop is not None and self._stop.pending is drain
-        if drain is None or drain.build is None or known or not result.agreed(drain.id):
+        if drain is None or drain.build is None or known or not tally.agreed(drain.id):
             return
         self._stop = stayer.Stop(drain, min(current.number + _LEAD, self._process.total))
         self._process.link.send(wire.Prepared(drain.id, stop_step=self._stop.step, groups=drain.build.built.ranks))

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm_gloo
+from tmrun.worker import comm
 from tmrun.worker.groups import select
 
 _SOURCE = Path(__file__).with_name("csrc") / "shim.cpp"
@@ -157,7 +157,7 @@ class ShimSwitching:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        module.signs(list(comm_gloo.SIGNS))
+        module.signs(list(comm.SIGNS))
 
     def new(self, pg: dist.ProcessGroup, *, fake: bool) -> ShimSwitch:
         """A group's switch."""

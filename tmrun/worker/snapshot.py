@@ -95,16 +95,16 @@ class Snapshots:
             return self.configured
         return max(1, math.ceil((self._copy_s + self._send_s) / (OVERHEAD * step_s))) if step_s else 1
 
-    def agree(self, result: vote.Result, signatures: Sequence[bytes]) -> None:
+    def agree(self, tally: vote.Tally, signatures: Sequence[bytes]) -> None:
         """After a vote: when is the next one due? The same answer everywhere."""
         self._due = None
-        if result.step < FIRST_VOTE or not needed(signatures):
+        if tally.step < FIRST_VOTE or not needed(signatures):
             return
         if self._taken is None:
-            self._due = result.step + 1
-        elif all(b.held == self._taken for b in result.ballots):
+            self._due = tally.step + 1
+        elif tally.all_hold(self._taken):
             self._safe = self._taken
-            self._due = max(result.step + 1, self._taken + max(b.every for b in result.ballots))
+            self._due = max(tally.step + 1, self._taken + tally.every)
 
     def is_due(self, step: int) -> bool:
         """Whether to take one at the boundary before ``step``."""

@@ -60,7 +60,7 @@ def _name_own_groups(process: Process, pending: Pending) -> None:
 def _receive(process: Process, pending: Pending, commit: wire.Commit) -> int:
     if pending.failure:
         fixups.reset_ddp(process.state.ddps)
-        return handover.be_fed(process, commit)
+        return handover.be_fed(process, pending, commit)
     assert pending.build is not None
     assert pending.build.built.transfer is not None
     return handover.take_all(process, pending.build.built.transfer.backend)

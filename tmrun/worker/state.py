@@ -17,28 +17,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import fixups, rng, values
+from tmrun.worker.buffers import Buffers
+
+Needs = dict[str, bytes]
+"""Named parts, encoded: random generators and objects."""
+_RNG, _OBJECT = "random/", "object/"
 
 Layout = dict[str, list[tuple[str, tuple[int, ...], torch.dtype, str]]]
 """Per object: key, local shape, dtype and device type of every tensor, in sending order."""
-
-
-_SMALL = 1 << 16
-"""Buffers up to this size are always copied: raw writes into a tensor do not raise its version."""
 
 
 @dataclass
 class Snapshot:
     """A rank at the start of a step, as far as a redo needs it."""
 
-    rng: dict[str, Any]
+    rng: rng.Captured
     objects: dict[str, bytes]
     groups: dict[str, list[dict[str, Any]]]
-
-
-@dataclass
-class _Copy:
-    version: int
-    content: torch.Tensor
 
 
 @dataclass
@@ -49,7 +44,7 @@ class State:
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
     ddps: list[DistributedDataParallel] = field(default_factory=list)
-    _buffers: dict[tuple[str, str], _Copy] = field(default_factory=dict)
+    _buffers: Buffers = field(default_factory=Buffers)
 
     def register(self, registered: Mapping[str, Any]) -> None:
         """Sort the objects by kind."""
@@ -63,8 +58,9 @@ class State:
 
     def clear(self) -> None:
         """Forget everything (soft restart)."""
-        for kind in (self.modules, self.optimizers, self.objects, self._buffers):
+        for kind in (self.modules, self.optimizers, self.objects):
             kind.clear()
+        self._buffers.clear()
         self.ddps.clear()
 
     # -- tensors --------------------------------------------------------------------------------------------------------------------
@@ -119,18 +115,15 @@ class State:
         for name, value in self.objects.items():
             value.load_state_dict(values.decode(encoded[name]))
 
-    def needs(self) -> bytes:
-        """What a successor of this rank needs and no replica can give: the blob of a vote."""
-        return values.encode({"rng": rng.capture(), "objects": self.encoded_objects()})
+    def needs(self) -> Needs:
+        """What a successor of this rank needs and no replica can give."""
+        random = {f"{_RNG}{name}": part for name, part in rng.encode(rng.capture()).items()}
+        return {**random, **{f"{_OBJECT}{name}": part for name, part in self.encoded_objects().items()}}
 
     # -- redo -----------------------------------------------------------------------------------------------------------------------
     def snapshot(self) -> Snapshot:
-        """Taken at the start of a step. Large buffers are copied only when they changed since the last one."""
-        for module_name, module in self.modules.items():
-            for key, buffer in module.named_buffers():
-                kept = self._buffers.get((module_name, key))
-                if kept is None or kept.version != buffer._version or buffer.nbytes <= _SMALL:
-                    self._buffers[module_name, key] = _Copy(buffer._version, buffer.detach().clone())
+        """Taken at the start of a step."""
+        self._buffers.keep(self.modules)
         return Snapshot(rng.capture(), self.encoded_objects(), {n: _groups_of(o) for n, o in self.optimizers.items()})
 
     def forget_step(self) -> None:
@@ -143,13 +136,7 @@ class State:
     def rollback(self, snapshot: Snapshot) -> None:
         """Back to the start of the step."""
         self.forget_step()
-        for module_name, module in self.modules.items():
-            with torch.no_grad():
-                for key, buffer in module.named_buffers():
-                    kept = self._buffers[module_name, key]
-                    if kept.version != buffer._version or buffer.nbytes <= _SMALL:
-                        buffer.copy_(kept.content)
-                        kept.version = buffer._version
+        self._buffers.put_back(self.modules)
         for name, groups in snapshot.groups.items():
             for group, kept_group in zip(self.optimizers[name].param_groups, groups, strict=True):
                 group.update(kept_group)
@@ -163,6 +150,16 @@ class State:
                 parameter.grad = None
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
+
+
+def random_of(needs: Needs) -> dict[str, bytes]:
+    """Its random generators, for ``rng.decode``."""
+    return {name.removeprefix(_RNG): part for name, part in needs.items() if name.startswith(_RNG)}
+
+
+def objects_of(needs: Needs) -> dict[str, bytes]:
+    """Its objects, for ``State.put_objects``."""
+    return {name.removeprefix(_OBJECT): part for name, part in needs.items() if name.startswith(_OBJECT)}
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

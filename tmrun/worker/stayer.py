@@ -45,6 +45,7 @@ def stop_here(process: Process, pending: Pending, number: int) -> None:
     waited = time.monotonic() - began
     if process.leaves(pending):
         _leave(process, pending, number)
+    process.ledger.switched()
     switch_s = process.live.install(pending, process.board)
     handover.restart_snapshots(process, number)
     process.pace.switched(pending.commit.epoch, redo=False)
@@ -71,8 +72,13 @@ def park(process: Process, step: int) -> Pending:
         assert pending.build is not None
         covers = process.ledger.replicas(process.rank, pending.prepare.ranks)
         holdings = process.snapshots.holdings()
+        witnessed = process.ledger.witnessed(pending.prepare.ranks)
         groups, kept = pending.build.built.ranks, pending.build.built.kept
-        process.link.send(wire.Prepared(pending.id, step=step, next_step=step, covers=covers, groups=groups, snapshots=holdings, kept=kept))
+        process.link.send(
+            wire.Prepared(
+                pending.id, step=step, next_step=step, covers=covers, groups=groups, snapshots=holdings, kept=kept, witnessed=witnessed
+            )
+        )
         if await_decision(process, pending):
             return pending
 
@@ -118,6 +124,7 @@ def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None
     commit = pending.commit
     assert commit is not None
     trouble, process.trouble = process.trouble, None
+    process.ledger.switched()
     switch_s = process.live.install(pending, process.board)
     fixups.reset_ddp(process.state.ddps)
     process.counters.since_reset = 0

@@ -16,15 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import values
-from tmrun.worker.comm_gloo import Gloo
-from tmrun.worker.state import Layout, State
+from tmrun.worker.comm import Backend
+from tmrun.worker.state import Layout, Needs, State
 
 _BUCKET = 32 << 20
 _ALIGN = 16
-_TREE, _TENSORS, _DIGEST, _ACK, _NEEDS = 11, 12, 13, 14, 15
+_TREE, _TENSORS, _DIGEST, _ACK, _NEEDS, _WITNESSED = 11, 12, 13, 14, 15, 16
+
+
+UnderWay = list[tuple[dist.Work, torch.Tensor]]
+"""Sends that nobody waits for, and what they need kept."""
 
 
 @dataclass
@@ -60,7 +65,7 @@ def unpack(state: State, parcel: Parcel) -> dict[str, Any]:
     return tree
 
 
-def send_source(backend: Gloo, to: int, state: State, tree: dict[str, Any]) -> tuple[int, bytes]:
+def send_source(backend: Backend, to: int, state: State, tree: dict[str, Any]) -> tuple[int, bytes]:
     """Send the tree and all tensors of ``state``. Returns bytes sent and their digest."""
     layout = state.layout()
     buckets = _buckets(list(_flat(state.tensors(), layout)))
@@ -68,12 +73,12 @@ def send_source(backend: Gloo, to: int, state: State, tree: dict[str, Any]) -> t
     return _send(backend, to, {**tree, "layout": layout, "rest": state.rest()}, packed)
 
 
-def send_parcel(backend: Gloo, to: int, parcel: Parcel, tree: dict[str, Any]) -> tuple[int, bytes]:
+def send_parcel(backend: Backend, to: int, parcel: Parcel, tree: dict[str, Any]) -> tuple[int, bytes]:
     """Send a copy as ``send_source`` would have then; ``tree`` is newer than the copy's own."""
     return _send(backend, to, {**tree, "copy": parcel.body}, parcel.buckets)
 
 
-def _send(backend: Gloo, to: int, tree: dict[str, Any], buckets: Iterable[torch.Tensor]) -> tuple[int, bytes]:
+def _send(backend: Backend, to: int, tree: dict[str, Any], buckets: Iterable[torch.Tensor]) -> tuple[int, bytes]:
     body = values.encode(tree)
     digest = hashlib.blake2b(body, digest_size=16)
     total = _send_bytes(backend, to, body, _TREE)
@@ -85,7 +90,7 @@ def _send(backend: Gloo, to: int, tree: dict[str, Any], buckets: Iterable[torch.
     return total, digest.digest()
 
 
-def receive_source(backend: Gloo, sender: int, state: State) -> tuple[dict[str, Any], int, bytes]:
+def receive_source(backend: Backend, sender: int, state: State) -> tuple[dict[str, Any], int, bytes]:
     """Receive into ``state``, in place. Returns the sender's tree, bytes received and their digest."""
     body = _receive_bytes(backend, sender, _TREE)
     digest = hashlib.blake2b(body, digest_size=16)
@@ -109,12 +114,12 @@ def receive_source(backend: Gloo, sender: int, state: State) -> tuple[dict[str, 
     return tree, total, digest.digest()
 
 
-def acknowledge(backend: Gloo, to: int, digest: bytes) -> None:
+def acknowledge(backend: Backend, to: int, digest: bytes) -> None:
     """Tell the leaver that its state is safe."""
     backend.send([_tensor(digest)], to, _ACK).wait()
 
 
-def await_acknowledgement(backend: Gloo, sender: int, digest: bytes) -> None:
+def await_acknowledgement(backend: Backend, sender: int, digest: bytes) -> None:
     """Block until the joiner confirmed exactly what was sent."""
     theirs = torch.empty(len(digest), dtype=torch.uint8)
     backend.recv([theirs], sender, _ACK).wait()
@@ -122,24 +127,40 @@ def await_acknowledgement(backend: Gloo, sender: int, digest: bytes) -> None:
         raise WorkerError("the joiner confirmed a different state")
 
 
-def send_needs(backend: Gloo, to: int, blob: bytes) -> int:
-    """Send a vote's blob to the successor of the rank that cast it."""
-    return _send_bytes(backend, to, blob, _NEEDS)
+def send_needs(backend: Backend, to: int, needs: Needs) -> int:
+    """Send what a lost rank said to its successor."""
+    return _send_bytes(backend, to, values.encode(needs), _NEEDS)
 
 
-def receive_needs(backend: Gloo, sender: int) -> dict[str, Any]:
-    """Receive a vote's blob, decoded."""
-    needs: dict[str, Any] = values.decode(_receive_bytes(backend, sender, _NEEDS))
+def receive_needs(backend: Backend, sender: int) -> Needs:
+    """Receive what our rank said last."""
+    needs: Needs = values.decode(_receive_bytes(backend, sender, _NEEDS))
     return needs
 
 
-def _send_bytes(backend: Gloo, to: int, body: bytes, tag: int) -> int:
-    backend.send([torch.tensor([len(body)])], to, tag).wait()
-    backend.send([_tensor(body)], to, tag).wait()
+def send_witnessed(backend: Backend, to: int, needs: Needs) -> UnderWay:
+    """Begin to send what we said to a new witness of ours."""
+    parts = _with_length(values.encode(needs))
+    return [(backend.send([part], to, _WITNESSED), part) for part in parts]
+
+
+def receive_witnessed(backend: Backend, ward: int) -> Needs:
+    """Receive what a ward said."""
+    needs: Needs = values.decode(_receive_bytes(backend, ward, _WITNESSED))
+    return needs
+
+
+def _with_length(body: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([len(body)]), _tensor(body)
+
+
+def _send_bytes(backend: Backend, to: int, body: bytes, tag: int) -> int:
+    for part in _with_length(body):
+        backend.send([part], to, tag).wait()
     return len(body)
 
 
-def _receive_bytes(backend: Gloo, sender: int, tag: int) -> bytes:
+def _receive_bytes(backend: Backend, sender: int, tag: int) -> bytes:
     length = torch.zeros(1, dtype=torch.int64)
     backend.recv([length], sender, tag).wait()
     body = torch.empty(int(length), dtype=torch.uint8)

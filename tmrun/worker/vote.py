@@ -1,99 +1,196 @@
-"""The step vote: one all-gather that decides whether a step happened.
+"""The step vote: decides whether a step happened, and leaves with *witnesses* what a successor of each rank will need.
 
-Every rank calls ``Voter.run`` once a step, when its gradients are complete and before the first update. That the gather completed on
-*one* rank proves that *all* ranks entered it; so if anybody passed, every gradient was complete and the step happens everywhere.
+Every rank votes once a step, when its gradients are complete and before the first update:
 
-The gather carries, per rank, a header and a blob (what a successor of this rank would need beside its tensors). The room for a blob
-is fixed and equal on all ranks. If somebody's blob does not fit, all see it in the headers, take the next power of two and gather
-once more; the vote has passed when the last gather completed.
+    give    its blob (random state, data position: what no replica knows) goes to its witnesses, one or two ranks on other nodes
+    hold    it waits for the blobs of its wards, the ranks whose witness it is
+    spread  ceil(log2(world)) rounds (the dissemination barrier of Hensgen, Finkel and Manber, 1988): in round j it tells the rank 2^j
+            ahead what it has heard of so far, and hears from the rank 2^j behind; what is told are minima and maxima of a few numbers
+
+A round is one small message; its receive was posted before, so nobody waits for a handshake. If everybody is everybody's
+witness, the first message has said it all and nothing is spread. Why it is safe to act on:
+
+    A  That the vote passed on one rank proves that every rank entered it: what it heard depends on a message of every rank.
+    B  It also proves that every witness holds its wards' blobs of this vote, in the process that passed or in another: a rank spreads
+       only what it heard after it held them, and A says that all did. (Nothing to spread: the passing rank holds all of them itself.)
+    So, if rank r dies and the step was k:
+    - somebody alive passed k: all gradients were complete, the step counts; the successor of r starts from r's blob of vote k, which
+      each living witness of r has (B), whether or not that witness saw the vote pass.
+    - nobody alive passed k: the step is redone by all, the successor starts from r's blob of vote k - 1. Somebody alive passed that one
+      (else k would not have begun), so B holds for it, and a witness keeps the last two blobs of a ward. Whoever passed k and died has
+      told nobody, and its update is gone with it.
+    r and one witness: the other witness. r and all its witnesses at once: nobody knows r's random state; the planner takes a snapshot of
+    everybody or starts all anew. A witness that is itself new is given its wards' blobs before it counts as there (``handover``).
+
 May not know: what is in a blob, what follows from the result.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
 
 import torch
+import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import values
-from tmrun.worker.comm_gloo import Gloo
+from tmrun.worker.comm import Backend
 
-_HEADER = struct.Struct("<qqqqqq16s")
-FIRST_CAPACITY = 1 << 14
+_NUMBERS = struct.Struct("<8q")
+FIRST_CAPACITY = 1 << 15
+_GIVE, _SPREAD = 20, 21
+WITNESSES = 2
+
+
+def witnesses_of(rank: int, world: int, local_world: int) -> tuple[int, ...]:
+    """Who keeps what only ``rank`` knows: its likes on the next two nodes; with a single node, the next two ranks."""
+    stride = local_world if local_world < world else 1
+    ahead = dict.fromkeys((rank + stride * n) % world for n in range(1, WITNESSES + 1))
+    return tuple(other for other in ahead if other != rank)
+
+
+def wards_of(rank: int, world: int, local_world: int) -> tuple[int, ...]:
+    """Whose witness ``rank`` is."""
+    return tuple(r for r in range(world) if rank in witnesses_of(r, world, local_world))
 
 
 @dataclass(frozen=True)
 class Ballot:
-    """What one rank says: ``good`` = no error was swallowed in this step; ``ready`` = id of the migration it has built, or 0.
+    """What one rank says, its gradients being complete: ``ready`` = id of the migration it has built, or 0.
 
     ``held`` and ``every``: its newest safe snapshot (-1: none), and how many steps it wants between two.
     """
 
     step: int
-    good: bool
-    ready: int
-    signature: bytes
-    blob: bytes
+    ready: int = 0
     held: int = -1
     every: int = 1
 
 
 @dataclass(frozen=True)
-class Result:
-    """A passed vote: the ballots by rank."""
+class Tally:
+    """What a set of ranks said: lowest and highest numbers."""
 
-    step: int
-    ballots: tuple[Ballot, ...]
+    first_step: int
+    last_step: int
+    least_ready: int
+    most_ready: int
+    least_held: int
+    most_held: int
+    every: int
+    longest: int
+    """Bytes of the longest first message."""
+
+    @staticmethod
+    def of(ballot: Ballot, longest: int) -> Tally:
+        """One rank's own."""
+        step, ready, held = ballot.step, ballot.ready, ballot.held
+        return Tally(step, step, ready, ready, held, held, ballot.every, longest)
+
+    def with_(self, other: Tally) -> Tally:
+        """Both sets together."""
+        a, b = self, other
+        return Tally(
+            min(a.first_step, b.first_step),
+            max(a.last_step, b.last_step),
+            min(a.least_ready, b.least_ready),
+            max(a.most_ready, b.most_ready),
+            min(a.least_held, b.least_held),
+            max(a.most_held, b.most_held),
+            max(a.every, b.every),
+            max(a.longest, b.longest),
+        )
+
+    @property
+    def step(self) -> int:
+        """The step that everybody voted on."""
+        return self.first_step
 
     def agreed(self, migration: int) -> bool:
         """Whether all ranks are ready for this migration."""
-        return all(b.ready == migration for b in self.ballots)
+        return self.least_ready == self.most_ready == migration
+
+    def all_hold(self, snapshot: int) -> bool:
+        """Whether this snapshot is safe on all ranks."""
+        return self.least_held == self.most_held == snapshot
 
 
-class Voter:
-    """Holds the agreed capacity."""
+class Poll:
+    """The votes that are held over one communicator. Made anew, with nothing assumed of the others, when it is replaced."""
 
-    def __init__(self, capacity: int = FIRST_CAPACITY) -> None:
+    def __init__(self, control: Backend, rank: int, local_world: int, capacity: int = FIRST_CAPACITY) -> None:
+        self.control = control
         self.capacity = capacity
+        self._rank, self._world = rank, control.size()
+        self._witnesses = witnesses_of(rank, self._world, local_world)
+        self._wards = wards_of(rank, self._world, local_world)
+        alone = len(self._wards) == self._world - 1
+        self._rounds = 0 if alone else (self._world - 1).bit_length()
+        self._sent: list[tuple[dist.Work, torch.Tensor]] = []
+        self._expect()
 
-    def run(self, control: Gloo, ballot: Ballot) -> Result:
-        """Vote. Raises RuntimeError when the group is broken: the vote is lost, though others may have passed it."""
-        rows = self._gather(control, ballot)
-        longest = max(length(row) for row in rows)
-        if longest > self.capacity:
-            self.capacity = 1 << (longest - 1).bit_length()
-            rows = self._gather(control, ballot)
-        ballots = tuple(unpack(row) for row in rows)
-        if any(b.step != ballot.step for b in ballots):
-            raise WorkerError(f"ranks disagree about the step: {[b.step for b in ballots]}; do all run the same loop?")
-        if bad := [rank for rank, b in enumerate(ballots) if not b.good]:
-            raise WorkerError(f"ranks {bad} swallowed a communication error in step {ballot.step}; let it leave the with block")
-        return Result(ballot.step, ballots)
+    def _expect(self) -> None:
+        """Post all receives of the next vote."""
+        room = _NUMBERS.size + self.capacity
+        self._given = {ward: self._receive(ward, room, _GIVE) for ward in self._wards}
+        self._heard = [self._receive((self._rank - (1 << j)) % self._world, _NUMBERS.size, _SPREAD + j) for j in range(self._rounds)]
 
-    def _gather(self, control: Gloo, ballot: Ballot) -> list[bytes]:
-        mine = torch.frombuffer(pack(ballot, self.capacity), dtype=torch.uint8)
-        everyone = torch.empty(control.size() * mine.numel(), dtype=torch.uint8)
-        control._allgather_base(everyone, mine).wait()
-        return [values.tensor_bytes(row) for row in everyone.view(control.size(), -1)]
+    def vote(self, ballot: Ballot, blob: bytes, hold: Callable[[int, bytes], None]) -> Tally:
+        """Vote; ``hold(ward, blob)`` has to keep what it is given. Raises RuntimeError when the vote is lost here; others may have passed.
+
+        All ranks have the same room for a blob. If somebody's does not fit, all see it, make room and vote once more.
+        """
+        tally = self._once(ballot, blob, hold)
+        if tally.longest > self.capacity:
+            self.capacity = 1 << (tally.longest - 1).bit_length()
+            self._expect()
+            tally = self._once(ballot, blob, hold)
+        self._expect()
+        if tally.first_step != tally.last_step:
+            raise WorkerError(f"ranks are in different steps, {tally.first_step} to {tally.last_step}; do all run the same loop?")
+        return tally
+
+    def _once(self, ballot: Ballot, blob: bytes, hold: Callable[[int, bytes], None]) -> Tally:
+        for work, _ in self._sent:
+            work.wait()
+        self._sent = []
+        tally = Tally.of(ballot, len(blob))
+        message = _pack(tally) + (blob if len(blob) <= self.capacity else b"")
+        for witness in self._witnesses:
+            self._send(witness, message, _GIVE)
+        for ward, (work, buffer) in self._given.items():
+            work.wait()
+            theirs = _unpack(buffer)
+            if theirs.longest <= self.capacity:
+                hold(ward, values.tensor_bytes(buffer[_NUMBERS.size : _NUMBERS.size + theirs.longest]))
+            tally = tally.with_(theirs)
+        for j, (work, buffer) in enumerate(self._heard):
+            self._send((self._rank + (1 << j)) % self._world, _pack(tally), _SPREAD + j)
+            work.wait()
+            tally = tally.with_(_unpack(buffer))
+        return tally
+
+    def _send(self, to: int, message: bytes, tag: int) -> None:
+        tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        self._sent.append((self.control.send([tensor], to, tag), tensor))
+
+    def _receive(self, sender: int, size: int, tag: int) -> tuple[dist.Work, torch.Tensor]:
+        buffer = torch.empty(size, dtype=torch.uint8)  # a shorter message fits as well
+        return self.control.recv([buffer], sender, tag), buffer
 
 
-def pack(ballot: Ballot, capacity: int) -> bytearray:
-    """One row of the gather. A blob that does not fit is left out; its length is not."""
-    row = bytearray(_HEADER.size + capacity)
-    _HEADER.pack_into(row, 0, ballot.step, ballot.good, ballot.ready, len(ballot.blob), ballot.held, ballot.every, ballot.signature)
-    if len(ballot.blob) <= capacity:
-        row[_HEADER.size : _HEADER.size + len(ballot.blob)] = ballot.blob
-    return row
+def exchange_signatures(control: Backend, signature: bytes) -> tuple[bytes, ...]:
+    """Everybody's, by rank; before a vote, so that who passes it knows them all."""
+    everyone = torch.empty(control.size() * len(signature), dtype=torch.uint8)
+    control._allgather_base(everyone, torch.frombuffer(bytearray(signature), dtype=torch.uint8)).wait()
+    return tuple(values.tensor_bytes(row) for row in everyone.view(control.size(), -1))
 
 
-def unpack(row: bytes) -> Ballot:
-    """The inverse of ``pack`` for a blob that fitted."""
-    step, good, ready, size, held, every, signature = _HEADER.unpack_from(row)
-    return Ballot(step, bool(good), ready, signature, row[_HEADER.size : _HEADER.size + size], held, every)
+def _pack(tally: Tally) -> bytes:
+    return _NUMBERS.pack(*astuple(tally))
 
 
-def length(row: bytes) -> int:
-    """Length of the blob that its owner wanted to send."""
-    return int(_HEADER.unpack_from(row)[3])
+def _unpack(buffer: torch.Tensor) -> Tally:
+    return Tally(*_NUMBERS.unpack(values.tensor_bytes(buffer[: _NUMBERS.size])))
