@@ -2,10 +2,10 @@
 
     python bench/scale.py 1000 [--json FILE] [--ttl 20] [--processes 2] [--loss 3]
 
-Every agent has its own store (connection, lease, keep-alive, watch), mirror and ``core.node``, and sends the transactions that a real one
-sends; its workers are make-believe: they join, warm up, prepare and switch at once. The elected agent runs ``core.coordinator``. The agents
-of one process take turns on a few threads, so that the figures of time are those of *this machine's CPUs*, not of N machines; what carries
-over is what the store did: its CPU seconds, bytes, transactions, leases. May not know: workers, torch.
+Every agent has its own store (connection, lease, keep-alive, watches), views and ``core.node``, and sends the transactions that a real
+one sends; its workers are make-believe: they join, warm up, prepare and switch at once. The elected agent runs ``core.coordinator``. The
+agents of one process take turns on a few threads, so that the figures of time are those of *this machine's CPUs*, not of N machines; what
+carries over is what the store did: its CPU seconds, bytes, transactions, leases. May not know: workers, torch.
 """
 
 from __future__ import annotations
@@ -32,53 +32,23 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
 
-from tmrun_agent.feeders import Mirror
+from tmrun_agent.views import Views
 
 from tmrun.core import coordinator, node, planner, transactions
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import Host, Incarnation, Kind, Member, Operation, Spec, WorkerVote
-from tmrun.core.txn import Delete, DeletePrefix, KeyValue, Op, Put, Txn
-from tmrun.store.api import Changed, Resync, WatchEvent
+from tmrun.core.txn import Txn
+from tmrun.store.api import Resync, Watch, WatchEvent
 from tmrun.store.embedded import EmbeddedEtcd
 from tmrun.store.etcd import EtcdStore
 
-ENV_SHAPE = "TMRUN_BENCH_SHAPE"
-
-
-@dataclass(frozen=True, slots=True)
-class SplitKeys(Keys):
-    """What there is one of for each node lives beside ``ctl/``, not under it: only the coordinator watches it."""
-
-    @property
-    def crowd(self) -> str:
-        """Prefix of members, runs and votes."""
-        return f"{self.root}crowd/"
-
-    def member(self, host: str) -> str:
-        """See ``Keys``."""
-        return f"{self.crowd}members/{host}"
-
-    def run(self, slot: int) -> str:
-        """See ``Keys``."""
-        return f"{self.crowd}run/{slot:06d}"
-
-    def vote(self, migration: int, host: str) -> str:
-        """See ``Keys``."""
-        return f"{self.crowd}vote/{migration:08d}/{host}"
-
-    def votes(self, migration: int) -> str:
-        """See ``Keys``."""
-        return f"{self.crowd}vote/{migration:08d}/"
-
-
-KEYS = SplitKeys("scale") if os.environ.get(ENV_SHAPE) == "split" else Keys("scale")
+KEYS = Keys("scale")
 TURNERS = 8
 """Threads that take turns, a process."""
 PACE_S = 0.1
 Say = Callable[..., None]
-_folded: dict[tuple[int, int, int], Job] = {}
 
 
 # -- one agent ----------------------------------------------------------------------------------------------------------------------
@@ -92,83 +62,60 @@ class Agent:
     say: Say
     tally: Counter[str]
     wake: Callable[[Agent], None]
-    mirror: Mirror = field(default_factory=Mirror)
     facts: deque[node.Fact] = field(default_factory=deque)
     timers: coordinator.Timers = field(default_factory=coordinator.Timers)
     dead: bool = False
     campaign_at: float = 0.0
-    own: dict[str, KeyValue] = field(default_factory=dict)
-    """Split: this agent's own keys, as its transactions left them."""
-    crowd: Mirror | None = None
-    """Split: everybody's keys, once this agent is the coordinator."""
-    crowd_known: bool = False
-    refused: bool = False
-    """Its last transaction failed: a joiner's claim, for as long as the leaver holds the slot."""
     waits: str = ""
     _epoch: int = 0
 
     def __post_init__(self) -> None:
-        self.store = EtcdStore(self.endpoint, deadline_s=30.0, try_s=15.0)
+        self.store = Counting(self.endpoint, self.tally, deadline_s=30.0, try_s=15.0)
         self.member = Member(Host(self.name), Incarnation(f"{random.getrandbits(48):012x}"), "10.0.0.1", os.getpid(), "bench")
 
     def join(self) -> None:
-        """Lease, keep-alive, registration, watch: as ``tmrun_agent`` does."""
+        """Lease, keep-alive, registration, watches: as ``tmrun_agent`` does."""
         self.lease = self.store.grant(self.spec.lease_ttl_s)
         self.kept = self.store.keep_alive(self.lease, self.spec.lease_ttl_s, self.lost)
         self.node = node.Node(self.member.seat, self.lease)
         job = Job(KEYS)
         txn = transactions.register(job, self.member, self.lease)
         assert self.store.commit(txn).succeeded
-        self._read_own(txn)
         self.tally["txns"] += 1
-        self.store.watch(KEYS.ctl, self.moved)
+        self.views = Views(self.store, KEYS, self.name, lambda: self.wake(self))
 
     def lost(self) -> None:
         """The store dropped the lease: the figure that must be 0, except for those that the bench revokes itself."""
         self.say("lost", self.name)
         self.dead = True
 
-    def moved(self, event: WatchEvent) -> None:
-        """From the watch's thread."""
-        self.mirror.feed(event)
-        self.tally["resyncs" if isinstance(event, Resync) else "events"] += 1
-        self.wake(self)
-
     def turn(self) -> bool:
         """One turn of the loop: fold, one effect or one decision."""
-        if self.dead:
+        if self.dead or not hasattr(self, "views"):
             return False
         while self.facts:
             self.node = node.observe(self.node, self.facts.popleft())
         job = self._fold()
+        if self.views.want(node.concerns(self.node, job), everything=self._leads(job)):
+            job = self._fold()
+        if not self.views.loaded:
+            return False
         if job.epoch != self._epoch:
             self._epoch = job.epoch
             self.say("epoch", self.name, job.epoch)
         if job.spec is None:
             return False
-        if isinstance(KEYS, SplitKeys) and job.map is not None and not job.movable:
-            found = self.store.get(KEYS.run(self.spec.nnodes - 1))  # stands for a flag below ctl/ that says so
-            if found is not None:
-                self.own[found.key] = found
         effect = node.reconcile(self.node, job)
         if effect is not None:
             return self.execute(effect, job)
         return self.coordinate(job)
 
     def _fold(self) -> Job:
-        """Agents of one process that have heard the same share one fold: N of them on one machine could not be simulated else."""
-        entries = self.mirror.snapshot()
-        if isinstance(KEYS, SplitKeys):
-            entries += self.crowd.snapshot() if self.crowd and self.crowd_known else tuple(self.own.values())
-        heard = (len(entries), max((kv.mod_revision for kv in entries), default=0), sum(kv.mod_revision for kv in entries))
-        job = _folded.get(heard)
-        if job is None:
-            began = time.thread_time()
-            job = fold(KEYS, entries)
-            _folded.clear()
-            _folded[heard] = job
-            self.tally["fold_us"] += int((time.thread_time() - began) * 1e6)
-            self.tally["folds"] += 1
+        entries = self.views.snapshot()
+        began = time.thread_time()
+        job = fold(KEYS, entries)
+        self.tally["fold_us"] += int((time.thread_time() - began) * 1e6)
+        self.tally["folds"] += 1
         return job
 
     def execute(self, effect: node.Effect, job: Job) -> bool:  # noqa: C901  one case an effect
@@ -229,9 +176,7 @@ class Agent:
                 self.campaign_at = now + random.uniform(0, 0.5)
                 return self.submit(transactions.elect(job, self.member.seat, self.lease))
             return False
-        if job.leader.value.incarnation != self.member.incarnation:
-            return False
-        if isinstance(KEYS, SplitKeys) and not self._sees_all(KEYS):
+        if not self._leads(job) or not self.views.sees_all:
             return False
         self.timers = coordinator.observe(self.timers, job, now)
         began = time.thread_time()
@@ -256,56 +201,36 @@ class Agent:
             result = self.store.commit(txn)
         except OutcomeUnknown:
             self.tally["unknown"] += 1
-            self.refused = True
             self.refresh()
-            self._read_own(txn)
             return False
-        if not result.succeeded or not self._heard(txn, result.revision):
+        if not result.succeeded or not self.views.wait_for(txn, result.revision, 0.5):
             self.refresh()
-        self._read_own(txn)
-        self.refused = not result.succeeded
         return result.succeeded
 
-    def _heard(self, txn: Txn, revision: int) -> bool:
-        """As ``tmrun_agent.loop``: the watch has told what the transaction did."""
-        both = [(self.mirror, tuple(op for op in txn.ops if _under(op, KEYS.ctl)))]
-        if self.crowd is not None:
-            both.append((self.crowd, tuple(op for op in txn.ops if not _under(op, KEYS.ctl))))
-        return all(mirror.wait_for(Txn((), ops), revision, 0.5) for mirror, ops in both)
-
-    def _read_own(self, txn: Txn) -> None:
-        if not isinstance(KEYS, SplitKeys) or self.crowd is not None:
-            return
-        for op in txn.ops:
-            if isinstance(op, (Put, Delete)) and op.key.startswith(KEYS.crowd):
-                found = self.store.get(op.key)
-                self.own.pop(op.key, None)
-                if found is not None:
-                    self.own[op.key] = found
-
-    def _sees_all(self, keys: SplitKeys) -> bool:
-        if self.crowd is None:
-            self.crowd = Mirror()
-            self.store.watch(keys.crowd, self._crowd_moved)
-        return self.crowd_known
-
-    def _crowd_moved(self, event: WatchEvent) -> None:
-        assert self.crowd is not None
-        self.crowd.feed(event)
-        self.crowd_known = True
-        self.tally["events"] += isinstance(event, Changed)
-        self.wake(self)
+    def _leads(self, job: Job) -> bool:
+        return job.leader is not None and job.leader.value.incarnation == self.member.incarnation
 
     def refresh(self) -> None:
-        """Read everything anew."""
+        """Read anew what is watched."""
         self.tally["lists"] += 1
-        listing = self.store.list(KEYS.ctl)
-        self.tally["listed"] += len(listing.entries)
-        self.mirror.feed(Resync(listing))
+        self.views.refresh()
 
 
-def _under(op: Op, prefix: str) -> bool:
-    return (op.prefix if isinstance(op, DeletePrefix) else op.key).startswith(prefix)
+class Counting(EtcdStore):
+    """Counts what its watches are told."""
+
+    def __init__(self, endpoint: str, tally: Counter[str], **limits: float) -> None:
+        super().__init__(endpoint, **limits)  # type: ignore[arg-type]
+        self._tally = tally
+
+    def watch(self, prefix: str, on_event: Callable[[WatchEvent], None]) -> Watch:
+        """See ``Store``."""
+
+        def count(event: WatchEvent) -> None:
+            self._tally["resyncs" if isinstance(event, Resync) else "events"] += 1
+            on_event(event)
+
+        return super().watch(prefix, count)
 
 
 # -- one process of agents ----------------------------------------------------------------------------------------------------------
@@ -393,9 +318,9 @@ def _revoke(victims: list[Agent], say: Say) -> None:
 
 def _tick(agent: Agent) -> None:
     """Only a coordinator, one who may become it, or an idle standby has something to do without news."""
-    if isinstance(KEYS, SplitKeys) and (agent.node.group is None or agent.refused):
-        agent.wake(agent)
-    seen = next((kv for kv in agent.mirror.snapshot() if kv.key == KEYS.leader), None)
+    if not hasattr(agent, "views"):
+        return
+    seen = next((kv for kv in agent.views.snapshot() if kv.key == KEYS.leader), None)
     if seen is None or agent.member.incarnation in seen.value:
         agent.wake(agent)
 
@@ -540,8 +465,7 @@ class Bench:
         return False
 
     def _job(self) -> Job:
-        crowd = self.store.list(KEYS.crowd).entries if isinstance(KEYS, SplitKeys) else ()
-        return fold(KEYS, self.store.list(KEYS.ctl).entries + crowd)
+        return fold(KEYS, self.store.list(KEYS.ctl).entries)
 
     def _revision(self) -> int:
         return self.store.list(KEYS.head).revision
@@ -572,7 +496,6 @@ class Bench:
             f[f"{name}_seen_by_all_s"] = _gap(committed, max(seen.values(), default=None))
         listing = self.store.list(KEYS.root)
         f |= {
-            "shape": os.environ.get(ENV_SHAPE, "today"),
             "hosts": self.hosts, "slots": self.spec.nnodes, "standby": self.spec.standby, "nproc": self.spec.nproc,
             "ttl_s": self.spec.lease_ttl_s,
             "victims": len(self.victims), "lost_leases": len([n for n in self.lost if n not in self.victims]),
@@ -581,7 +504,7 @@ class Bench:
             "decide_ms": round(total["decide_us"] / max(1, total["decides"]) / 1e3, 3),
             "written_mb": round(total["written"] / 2**20, 2), "keys": len(listing.entries),
             "ctl_mb": round(sum(len(kv.key) + len(kv.value) for kv in listing.entries) / 2**20, 2),
-            "vote_bytes": max((len(kv.value) for kv in listing.entries if "/vote/" in kv.key), default=0),
+            "vote_bytes": max((len(kv.value) for kv in listing.entries if KEYS.parse(kv.key)[0] == "vote"), default=0),
             "etcd_rss_mb": round(self.rss / 2**20), "etcd_cpu_share": round(self._cpu() / wall, 3),
             "agents_cpu_s": round(sum(c for _, c in self.tallies), 1), "wall_s": round(wall, 1), "errors": dict(self.errors),
         }  # fmt: skip
@@ -601,10 +524,7 @@ def main() -> int:
     parser.add_argument("--loss", type=int, default=3, help="percent of the hosts whose leases are revoked at once")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds a phase may take")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--shape", choices=["today", "split"], default="today", help="split: only the coordinator watches all nodes' keys")
     options = parser.parse_args()
-    if os.environ.get(ENV_SHAPE, "today") != options.shape:
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, ENV_SHAPE: options.shape})
     _more_files()
     multiprocessing.set_start_method("spawn")
     asked, rows = options.processes, []

@@ -14,22 +14,22 @@ from pathlib import Path
 
 from tmrun import __version__, procs
 from tmrun.config import AgentConfig
-from tmrun.core import node
+from tmrun.core import codec, node
 from tmrun.core.errors import TmrunError
 from tmrun.core.keys import Keys
-from tmrun.core.membership import fold
-from tmrun.core.model import Host, Incarnation, Member
+from tmrun.core.model import Host, Incarnation, Member, Spec
 from tmrun.store.access import open_store
-from tmrun.store.api import Store, WatchEvent
+from tmrun.store.api import Store
 from tmrun.store.etcd import boottime
 from tmrun_agent.effects import socket_path
-from tmrun_agent.feeders import Interrupted, LeaseLost, Mirror, StoreMoved
+from tmrun_agent.feeders import Interrupted, LeaseLost, StoreMoved
 from tmrun_agent.ipc import WorkerServer
 from tmrun_agent.lease import Lease, register
 from tmrun_agent.loop import Agent, Item
 from tmrun_agent.processes import Processes
 from tmrun_agent.publisher import Publisher
 from tmrun_agent.rendezvous import Rendezvous
+from tmrun_agent.views import Views
 
 STORE_DEADLINE_S = 3.0
 """Longest wait for the store in the loop; the fence has a thread of its own."""
@@ -55,28 +55,22 @@ def _serve(config: AgentConfig, store: Store) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda n, _: inbox.put(Interrupted(n)))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    spec = fold(keys, store.list(keys.ctl).entries).spec
-    assert spec is not None, "the launcher writes the spec before it starts agents"
+    launched = store.get(keys.spec)
+    assert launched is not None, "the launcher writes the spec before it starts agents"
+    spec = codec.decode(Spec, launched.value)
     life = uuid.uuid4().hex[:12]
     publisher = Publisher(store, keys, Host(config.host), life)
     server = WorkerServer(Path(socket_path(config)), inbox.put, Rendezvous(store, keys).serve)
     lease = Lease(store, spec.lease_ttl_s, lambda number: inbox.put(LeaseLost(number)), boottime)
     member = Member(Host(config.host), Incarnation(life), config.address, os.getpid(), __version__, labels=config.labels)
-    mirror = Mirror()
     processes = Processes(inbox.put, config.grace_s)
-
-    def moved(event: WatchEvent) -> None:
-        mirror.feed(event)
-        inbox.put(StoreMoved())
 
     try:
         granted = lease.acquire()
         register(store, keys, member, granted, spec.lease_ttl_s, publisher.event)
         me = node.Node(member.seat, granted)
-        agent = Agent(config, keys, store, lease, member, mirror, publisher, inbox, processes, server, me)
-        agent.refresh()
-        store.watch(keys.ctl, moved)
-        return agent.run()
+        views = Views(store, keys, config.host, lambda: inbox.put(StoreMoved()))
+        return Agent(config, keys, store, lease, member, views, publisher, inbox, processes, server, me).run()
     finally:
         processes.close()
         server.close()

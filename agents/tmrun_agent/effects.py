@@ -64,14 +64,15 @@ class Effects:
         return [effect.then] if effect.then else []
 
     def _spawn(self, effect: node.Spawn, job: Job) -> Fact:
-        assert job.spec is not None and job.map is not None
+        assert job.spec is not None
         environments = [self._environment(effect, job, job.spec, r) for r in range(job.spec.nproc)]
         pids = self.processes.spawn(bootstrap_command(job.spec.command), environments)
         return node.Spawned(Group(effect.purpose, effect.slot, effect.epoch, effect.generation, pids))
 
     def _environment(self, effect: node.Spawn, job: Job, spec: Spec, local_rank: int) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if not k.startswith(_STRIPPED)}
-        env |= environment.worker_environment(spec, self.config.job, effect.slot, local_rank, _master(job), job.restarts)
+        assert job.map is not None
+        env |= environment.worker_environment(spec, self.config.job, effect.slot, local_rank, job.map.master, job.restarts)
         threads = environment.default_threads(spec, os.environ.get("OMP_NUM_THREADS"))
         if threads is not None:
             env["OMP_NUM_THREADS"] = threads
@@ -111,12 +112,6 @@ class Effects:
         for local, pid in living:
             self.server.send(pid, message(local))
         return True
-
-
-def _master(job: Job) -> str:
-    assert job.map is not None
-    first = job.members.get(job.map.seats[0].host)
-    return first.value.address if first else "127.0.0.1"
 
 
 def socket_path(config: AgentConfig) -> str:

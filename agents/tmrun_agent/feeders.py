@@ -6,9 +6,10 @@ May not know: what follows from it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tmrun.core.txn import Delete, KeyValue, Op, Put, Txn
+from tmrun.core.txn import Delete, KeyValue, Op, Put
 from tmrun.store.api import Changed, WatchEvent
 
 
@@ -39,12 +40,13 @@ class Interrupted:
 
 
 class Mirror:
-    """The watched keys as last heard. Fed by the watch thread, read by the loop."""
+    """The keys below one prefix as last heard. Fed by the watch thread, read by the loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._entries: dict[str, KeyValue] = {}
         self._revision = 0
+        self._loaded = False
 
     def feed(self, event: WatchEvent) -> None:
         """Fold one event; older news than what is known is dropped."""
@@ -54,12 +56,18 @@ class Mirror:
             elif event.listing.revision >= self._revision:
                 self._entries = {kv.key: kv for kv in event.listing.entries}
                 self._revision = event.listing.revision
+                self._loaded = True
             self._lock.notify_all()
 
-    def wait_for(self, txn: Txn, revision: int, timeout_s: float) -> bool:
-        """True once the watch has told all that ``txn`` did at ``revision``; False when it did not in time."""
+    @property
+    def loaded(self) -> bool:
+        """A listing was heard, so that a key that is missing does not exist."""
+        return self._loaded
+
+    def wait_for(self, ops: Sequence[Op], revision: int, timeout_s: float) -> bool:
+        """True once the watch has told all that a transaction with ``ops`` did at ``revision``; False when it did not in time."""
         with self._lock:
-            return self._lock.wait_for(lambda: self._revision > revision or all(self._has(op, revision) for op in txn.ops), timeout_s)
+            return self._lock.wait_for(lambda: self._revision > revision or all(self._has(op, revision) for op in ops), timeout_s)
 
     def _has(self, op: Op, revision: int) -> bool:
         if isinstance(op, Put):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tmrun.core import node, transactions
 from tmrun.core.errors import UsageError
 from tmrun.core.keys import Keys
-from tmrun.core.membership import fold
+from tmrun.core.membership import Job
 from tmrun.core.model import FENCE_SHARE, Member
 from tmrun.store.api import KeepAlive, Store
 from tmrun_agent.feeders import Fenced
@@ -75,7 +75,8 @@ class Lease:
         if self._lost:
             agent.node = node.observe(agent.node, node.Leased(self.acquire()))
         if not agent.job().alive(agent.me):
-            self._adopt(agent)
+            if agent.views.loaded:
+                self._adopt(agent)
         else:
             self._unsafe_since = float("inf")
         return None
@@ -121,8 +122,7 @@ def register(store: Store, keys: Keys, member: Member, lease: int, ttl_s: int, t
     deadline = time.monotonic() + 2 * ttl_s + 5
     told = False
     while True:
-        job = fold(keys, store.list(keys.ctl).entries)
-        if store.commit(transactions.register(job, member, lease)).succeeded:
+        if store.commit(transactions.register(Job(keys), member, lease)).succeeded:
             return
         if time.monotonic() > deadline:
             raise UsageError(f"node name {member.host!r} is held by another live agent of job {keys.job!r}; choose one with --node-name")

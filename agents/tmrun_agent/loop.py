@@ -19,14 +19,15 @@ from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import Member, Seat, Timing, WorkerVote
-from tmrun.core.txn import Listing, Txn
-from tmrun.store.api import Resync, Store
+from tmrun.core.txn import Txn
+from tmrun.store.api import Store
 from tmrun_agent.effects import Effects
-from tmrun_agent.feeders import Fenced, Interrupted, LeaseLost, Mirror, StoreMoved
+from tmrun_agent.feeders import Fenced, Interrupted, LeaseLost, StoreMoved
 from tmrun_agent.ipc import WorkerSaid, WorkerServer
 from tmrun_agent.lease import Lease
 from tmrun_agent.processes import Ended, Processes
 from tmrun_agent.publisher import Publisher
+from tmrun_agent.views import Views
 
 TICK_S = 0.25
 MAX_EFFECTS = 100
@@ -45,7 +46,7 @@ class Agent:
     store: Store
     lease: Lease
     member: Member
-    mirror: Mirror
+    views: Views
     publisher: Publisher
     inbox: queue.Queue[Item]
     processes: Processes
@@ -79,24 +80,22 @@ class Agent:
     def submit(self, txn: Txn) -> bool:
         """Run a transaction, then wait for the watch to tell what it did: the next decision must see it.
 
-        When it failed, may or may not have been done, or the watch is slow: read everything anew. (Never as a rule: in a large job that
-        would be N nodes reading N keys for each of their transactions.)
+        When it failed, may or may not have been done, or the watch is slow: read anew.
         """
         try:
             result = self.store.commit(txn)
         except OutcomeUnknown:
             self.refresh()
             return False
-        if result.succeeded and self.mirror.wait_for(txn, result.revision, OWN_NEWS_S):
+        if result.succeeded and self.views.wait_for(txn, result.revision, OWN_NEWS_S):
             self._job = None
         else:
             self.refresh()
         return result.succeeded
 
     def refresh(self) -> None:
-        """Re-read the protocol state at one revision."""
-        listing: Listing = self.store.list(self.keys.ctl)
-        self.mirror.feed(Resync(listing))
+        """Re-read what this agent watches of the protocol state."""
+        self.views.refresh()
         self._job = None
 
     # -- learning -------------------------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class Agent:
     def job(self) -> Job:
         """The snapshot that decisions of this turn are made on."""
         if self._job is None:
-            self._job = fold(self.keys, self.mirror.snapshot())
+            self._job = fold(self.keys, self.views.snapshot())
         return self._job
 
     def _turn(self) -> int | None:
@@ -219,6 +218,8 @@ class Agent:
 
     def _act(self) -> int | None:
         for _ in range(MAX_EFFECTS):
+            if not self._attend():
+                return None  # the watch will tell
             effect = core.reconcile(self.node, self.job())
             if effect is None:
                 return None
@@ -234,15 +235,27 @@ class Agent:
         self.publisher.event(f"{self.member.host}: {MAX_EFFECTS} effects in one turn; looking at the world again")
         return None
 
+    def _attend(self) -> bool:
+        """Watch what concerns this agent now; True when it has heard of all that."""
+        job = self.job()
+        if self.views.want(core.concerns(self.node, job), everything=self._leads(job)):
+            self._job = None
+        return self.views.loaded
+
+    def _leads(self, job: Job) -> bool:
+        return job.leader is not None and job.leader.value.incarnation == self.me.incarnation
+
     def _coordinate(self) -> None:
         for _ in range(20):
+            if not self._attend():
+                return
             job = self.job()
             if job.spec is None or job.end is not None:
                 return
             if job.leader is None:
                 self._campaign(job)
                 return
-            if job.leader.value.incarnation != self.me.incarnation:
+            if not self._leads(job) or not self.views.sees_all:
                 return
             now = time.monotonic()
             self.timers = coordinator.observe(self.timers, job, now)
@@ -262,7 +275,7 @@ class Agent:
             return
         self._campaign_at = 0.0
         if self.submit(transactions.elect(job, self.me, self.node.lease)):
-            self.inbox.put(StoreMoved())
+            self._attend()  # what it decides on comes with the first listing of everything
 
     def _said(self, text: str) -> None:
         """Store trouble is told once when it begins, and once when it is over."""

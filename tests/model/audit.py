@@ -11,13 +11,13 @@ from training import require
 from tmrun.core import migration as judging
 from tmrun.core import node, planner
 from tmrun.core.membership import Job, fold, known_hosts, node_state
-from tmrun.core.model import Kind, Migration, NodeState, OpState, Phase, RankMap, Seat, Vote
+from tmrun.core.model import Host, Kind, Migration, NodeState, OpState, Phase, RankMap, Seat, Vote
 from tmrun.core.txn import Listing, Txn
 
 if TYPE_CHECKING:
     from world import World
 
-AS_LEADER = ("propose", "commit", "abort", "initial map", "restart map", "finish")
+AS_LEADER = ("propose", "commit", "abort", "initial map", "restart map", "finish", "tell")
 """Names of the transactions that only the coordinator of the newest term may write."""
 
 
@@ -34,7 +34,7 @@ class Audit:
     revision: int = 0
     maps: dict[int, str] = field(default_factory=dict)
     decided: dict[int, Phase] = field(default_factory=dict)
-    votes: dict[str, str] = field(default_factory=dict)
+    votes: dict[tuple[int, Host], str] = field(default_factory=dict)
     ended_ops: dict[str, OpState] = field(default_factory=dict)
     term: int = 0
     started: set[tuple[int, Seat]] = field(default_factory=set)
@@ -56,11 +56,12 @@ class Audit:
             self._new_map(old, new, new.map)
         if new.migration is not None and (old.migration is None or old.migration.value.id != new.migration.value.id):
             self._new_migration(old, new.migration.value)
-        for host, vote in new.votes.items():
-            if vote.key not in self.votes:
+        for host, vote in new.answers.items():
+            ballot = vote.value.migration, host
+            if ballot not in self.votes:
                 self._new_vote(old, vote.value)
-                self.votes[vote.key] = str(vote.value)
-            require(self.votes[vote.key] == str(vote.value), "9", f"the vote of {host} changed to {vote.value}")
+                self.votes[ballot] = str(vote.value)
+            require(self.votes[ballot] == str(vote.value), "9", f"the vote of {host} changed to {vote.value}")
 
     def _lawful(self, who: Seat, txn: Txn, old: Job, new: Job) -> None:
         """What has to be true of the state that a transaction really met, whatever its sender believed."""
@@ -168,7 +169,7 @@ class Audit:
         self._check_workers()
 
     def _check_store(self, job: Job) -> None:
-        for kv in self.world.store.listing(self.world.keys.ctl + "map/").entries:
+        for kv in self.world.store.listing(self.world.keys.maps).entries:
             epoch = int(kv.key.rsplit("/", 1)[1])
             require(self.maps.setdefault(epoch, kv.value) == kv.value, "4", f"the map of epoch {epoch} was rewritten")
         require(sorted(self.maps) == list(range(1, job.epoch + 1)), "4", f"maps {sorted(self.maps)}, head {job.epoch}")

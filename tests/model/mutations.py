@@ -12,10 +12,12 @@ import world as worlds
 
 from tmrun.core import coordinator, node, transactions
 from tmrun.core import migration as judging
+from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Seat
 from tmrun.core.txn import Guard, Txn
 
+KEYS = Keys("job")
 Mutation = Callable[[], Any]
 
 
@@ -38,7 +40,7 @@ def without(name: str, *keys: str) -> Mutation:
 
 
 def _on(guard: Guard, keys: tuple[str, ...]) -> bool:
-    return any(f"/ctl/{key}" in guard.key for key in keys)
+    return KEYS.parse(guard.key)[0] in keys
 
 
 def instead(where: object, name: str, value: Any) -> Mutation:
@@ -51,12 +53,12 @@ def _alive_whoever(self: Job, seat: Seat) -> bool:
 
 
 def _leaver_guards(keep: str) -> Mutation:
-    """The guard on a failed slot is only one of: run, members."""
+    """The guard on a failed slot is only one of: run, member."""
     original = transactions._leaver_guards
 
     def only(job: Job, kind: Kind, move: Any) -> tuple[Guard, ...]:
         guards = original(job, kind, move)
-        return guards if kind is not Kind.FAILURE else tuple(g for g in guards if f"/ctl/{keep}" in g.key)
+        return guards if kind is not Kind.FAILURE else tuple(g for g in guards if _on(g, (keep,)))
 
     return instead(transactions, "_leaver_guards", only)
 
@@ -103,15 +105,15 @@ def _prepare_first() -> Mutation:
 MUTATIONS: dict[str, Mutation] = {
     "elect: somebody else leads": without("elect", "leader"),
     "elect: term as read": without("elect", "term"),
-    "elect: I am a member": without("elect", "members"),
+    "elect: I am a member": without("elect", "member"),
     "start: leader and term": without("start", "leader", "term"),
     "start: head unchanged": without("start", "head"),
-    "start: who loses a seat has not come back": without("start", "members"),
+    "start: who loses a seat has not come back": without("start", "member"),
     "propose: leader": without("propose", "leader"),
     "propose: term": without("propose", "term"),
     "propose: leader and term": without("propose", "leader", "term"),
     "propose: head unchanged": without("propose", "head"),
-    "propose: members unchanged": without("propose", "members"),
+    "propose: members unchanged": without("propose", "member"),
     "propose: joiner not drained": without("propose", "admin"),
     "propose: not paused since": without("propose", "pause"),
     "start: not paused since": without("start", "pause"),
@@ -120,10 +122,10 @@ MUTATIONS: dict[str, Mutation] = {
     "commit: head unchanged": without("commit", "head"),
     "commit: migration unchanged": without("commit", "migration"),
     "commit: head and migration unchanged": without("commit", "head", "migration"),
-    "commit: members unchanged": without("commit", "members"),
+    "commit: members unchanged": without("commit", "member"),
     "commit: slot not claimed": without("commit", "run"),
     "commit: votes present": without("commit", "vote"),
-    "propose, commit: failed slot's run key": _leaver_guards("members"),
+    "propose, commit: failed slot's run key": _leaver_guards("member"),
     "propose, commit: failed slot's member key": _leaver_guards("run"),
     "propose, commit: failed slot's keys": _no_leaver(),
     "propose, commit: drained slot's member key": _no_drain_leaver(),
@@ -135,27 +137,27 @@ MUTATIONS: dict[str, Mutation] = {
     "abort: leader, term, head and migration": without("abort", "leader", "term", "head", "migration"),
     "propose: leader, term and head": without("propose", "leader", "term", "head"),
     "start: leader, term and head": without("start", "leader", "term", "head"),
-    "claim: member and head": without("claim", "members", "head"),
-    "claim: nothing": without("claim", "run", "members", "head"),
-    "vote: member and migration": without("vote", "members", "migration"),
+    "claim: member and head": without("claim", "member", "head"),
+    "claim: nothing": without("claim", "run", "member", "head"),
+    "vote: member and migration": without("vote", "member", "migration"),
     "vote: migration unchanged": without("vote", "migration"),
     "vote: write-once": without("vote", "vote"),
-    "vote: I am a member": without("vote", "members"),
+    "vote: I am a member": without("vote", "member"),
     "claim: nobody runs the slot": without("claim", "run"),
-    "claim: I am a member": without("claim", "members"),
+    "claim: I am a member": without("claim", "member"),
     "claim: the map is the head's": without("claim", "head"),
     "claim: I have not given it up": without("claim", "trouble"),
     "elect: nobody leads and the term is as read": without("elect", "leader", "term"),
     "update_run: it is mine": without("update_run", "run"),
     "release: it is mine": without("release", "run"),
     "report_trouble: nobody runs the slot": without("report_trouble", "run"),
-    "report_trouble: I am a member": without("report_trouble", "members"),
+    "report_trouble: I am a member": without("report_trouble", "member"),
     "report_trouble: the map is the head's": without("report_trouble", "head"),
     "finish_op: leader and term": without("finish_op", "leader", "term"),
     "finish_op: as read": without("finish_op", "op", "admin"),
     "withdraw_drain: head unchanged": without("withdraw_drain", "head"),
-    "register: nobody of that name": without("register", "members"),
-    "update_member: it is mine": without("update_member", "members"),
+    "register: nobody of that name": without("register", "member"),
+    "update_member: it is mine": without("update_member", "member"),
     "map: the incarnation counts": instead(Job, "alive", _alive_whoever),
     "coordinator: waits for a cut-off host's fence": _eager_commit(),
     "judge: a failed node is back": _never_back(),

@@ -192,9 +192,9 @@ def started_after_another_map(world: World) -> None:
 def voted_twice(world: World) -> None:
     _, job = _open(world)
     holder = _holder(world, 0)
-    stray = transactions.vote(job, Vote(holder.host, holder.me.incarnation, False, "stray"))
     assert job.migration is not None
-    now = transactions.vote(job, Vote(holder.host, holder.me.incarnation, True, stop_step=99))
+    stray = transactions.vote(job, Vote(holder.host, holder.me.incarnation, job.migration.value.id, False, "stray"))
+    now = transactions.vote(job, Vote(holder.host, holder.me.incarnation, job.migration.value.id, True, stop_step=99))
     assert holder.submit(now) or True
     _arrives(world, holder, stray)
 
@@ -202,7 +202,8 @@ def voted_twice(world: World) -> None:
 def voted_on_what_is_decided(world: World) -> None:
     leader, job = _open(world)
     holder = _holder(world, 0)
-    stray = transactions.vote(job, Vote(holder.host, holder.me.incarnation, False, "stray"))
+    assert job.migration is not None
+    stray = transactions.vote(job, Vote(holder.host, holder.me.incarnation, job.migration.value.id, False, "stray"))
     leader.frozen = False
     assert leader.submit(transactions.abort(world.job(), "cancelled"))
     _arrives(world, holder, stray)
@@ -374,6 +375,16 @@ def slow_after_a_new_lease(world: World) -> None:
         world.advance(1)
 
 
+def cut_off_while_its_steps_go_on(world: World) -> None:
+    """It does not fence itself while steps complete; the stayers' parking stops them, and the coordinator waits out the fence."""
+    world.agents[_holder(world, 1).host].store.partitioned = True
+    for _ in range(60):
+        for _ in range(40):
+            world.round()
+        world.advance(1)
+    assert world.job().epoch == 2
+
+
 CASES: dict[str, Case] = {
     f.__name__: f
     for f in (
@@ -383,7 +394,7 @@ CASES: dict[str, Case] = {
         claimed_without_being_a_member, switched_after_another_took_over, released_after_another_took_over, trouble_while_it_runs,
         trouble_of_an_older_map, trouble_without_being_a_member, finished_after_it_was_cancelled, cancelled_after_the_commit,
         registered_over_another_life, updated_by_another_life, committed_after_its_leaver_died, restarted, back_before_the_commit,
-        slow_after_a_new_lease,
+        slow_after_a_new_lease, cut_off_while_its_steps_go_on,
     )
 }  # fmt: skip
 

@@ -1,8 +1,9 @@
 """A whole job in one process, on virtual time: agents, their workers and the store, one micro-step at a time.
 
-A simulated agent is the real ``core.node``, ``core.coordinator`` and mirror; only the shell around them is rewritten here, to the rules
+A simulated agent is the real ``core.node``, ``core.coordinator`` and views; only the shell around them is rewritten here, to the rules
 of ``tmrun_agent.loop`` and ``tmrun_agent.lease``: tend the lease first, execute one effect, read the store anew after each own
-transaction, decide on what the mirror says (which may be old), coordinate when elected, campaign when nobody is.
+transaction, decide on what the views say (each of which may be old), coordinate when elected, campaign when nobody is.
+An agent sees what a real one would: what is told to all and what is its own; everything once it coordinates and has heard of it.
 One micro-step executes exactly one effect, so that a fault can strike between any two. After each, ``Audit`` checks the invariants.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from audit import Audit
-from tmrun_agent.feeders import Mirror
+from tmrun_agent.views import Views
 from training import Abort, Commit, Prepare, Training, Worker
 
 from tmrun.core import codec, coordinator, node, transactions
@@ -23,7 +24,6 @@ from tmrun.core.membership import Job, fold
 from tmrun.core.model import FENCE_SHARE, Host, Incarnation, Member, Obituary, Operation, OpState, Pause, Seat, Spec
 from tmrun.core.node import Purpose
 from tmrun.core.txn import Put, Txn
-from tmrun.store.api import Resync, WatchEvent
 from tmrun.store.memory import Fate, MemoryKeepAlive, MemoryStore, MemoryWorld
 
 TICK_S = 1.0
@@ -40,7 +40,7 @@ class Agent:
     store: MemoryStore = field(init=False)
     member: Member = field(init=False)
     node: node.Node = field(init=False)
-    mirror: Mirror = field(default_factory=Mirror)
+    views: Views = field(init=False)
     timers: coordinator.Timers = field(default_factory=coordinator.Timers)
     alive: bool = True
     frozen: bool = False
@@ -58,19 +58,18 @@ class Agent:
         self.member = Member(self.host, Incarnation(f"{self.host}.{self.life}"), f"addr-{self.host}", self.life, "1")
         self.node = node.Node(self.member.seat, 0)
         self._acquire()
-        self.store.watch(self.world.keys.ctl, self._event)
+        self.views = Views(self.store, self.world.keys, self.host, self._moved)
 
     @property
     def me(self) -> Seat:
         return self.member.seat
 
-    def _event(self, event: WatchEvent) -> None:
-        self.mirror.feed(event)
+    def _moved(self) -> None:
         self._job = None
 
     def job(self) -> Job:
         if self._job is None:
-            self._job = fold(self.world.keys, self.mirror.snapshot())
+            self._job = fold(self.world.keys, self.views.snapshot())
         return self._job
 
     def _acquire(self) -> None:
@@ -101,7 +100,7 @@ class Agent:
         return succeeded
 
     def refresh(self) -> None:
-        self.mirror.feed(Resync(self.store.list(self.world.keys.ctl)))
+        self.views.refresh()
         self._job = None
 
     # -- one micro-step
@@ -112,12 +111,20 @@ class Agent:
         for fact in self.world.training.facts.pop(self.me, []):
             self.node = node.observe(self.node, fact)
         try:
-            return self._tend() or self._act() or self._coordinate()
+            return self._tend() or self._act() or self._coordinate() if self._attend() else ""
         except LeaseGone:
             self.lease_lost = True
             return "hears that its lease is gone"
         except StoreError:
             return ""
+
+    def _attend(self) -> bool:
+        """Watch what concerns this agent now; True when it has heard of all that."""
+        job = self.job()
+        leads = job.leader is not None and job.leader.value.incarnation == self.me.incarnation
+        if self.views.want(node.concerns(self.node, job), everything=leads):
+            self._job = None
+        return self.views.loaded
 
     @property
     def silent(self) -> bool:
@@ -223,7 +230,7 @@ class Agent:
                 return ""
             won = self.submit(transactions.elect(job, self.me, self.node.lease))
             return "is elected" if won else "loses the election"
-        if job.leader.value.incarnation != self.me.incarnation:
+        if job.leader.value.incarnation != self.me.incarnation or not self.views.sees_all:
             return ""
         now = self.world.clock.now
         self.timers = coordinator.observe(self.timers, job, now)
@@ -346,7 +353,7 @@ class World:
         """Hand waiting watch events to an agent."""
         count = 0
         agent = self.agents[name]
-        for watch in agent.store._watches:
+        for watch in tuple(agent.store._watches):
             while watch.deliverable and count < limit and not agent.frozen:
                 watch.deliver()
                 count += 1

@@ -73,5 +73,5 @@ def test_text_is_stable() -> None:
     seat: Any = Seat
     one = RankMap(2, Kind.DRAIN, (seat("a", "b"),), 1)
     assert encode(one) == encode(decode(RankMap, encode(one)))
-    assert encode(Vote(seat("a", "b").host, seat("a", "b").incarnation, True)).startswith('{"again"')
+    assert encode(Vote(seat("a", "b").host, seat("a", "b").incarnation, 1, True)).startswith('{"again"')
     assert json.loads(encode(Spec(1, 1, 0, ("a",))))["v"] == codec.SCHEMA

@@ -58,10 +58,13 @@ def running(*more: tuple[str, object], hosts: tuple[str, ...] = ("a", "b", "s"))
 
 # -- keys
 def test_keys_parse_to_what_they_were_built_from() -> None:
-    assert KEYS.parse(KEYS.vote(3, "node1")) == ("vote", ("00000003", "node1"))
+    assert KEYS.parse(KEYS.vote("node1")) == ("vote", ("node1",))
     assert KEYS.parse(KEYS.run(7)) == ("run", ("000007",))
     assert KEYS.parse(KEYS.head) == ("head", ())
-    assert KEYS.parse(KEYS.member("a")) == ("members", ("a",))
+    assert KEYS.parse(KEYS.op("d-1")) == ("op", ("d-1",))
+    assert KEYS.parse(KEYS.map(3)) == ("map", ("00000003",))
+    assert KEYS.parse(KEYS.timing(3, 1)) == ("timing", ("00000003", "000001"))
+    assert KEYS.parse(KEYS.member("a")) == ("member", ("a",))
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7))

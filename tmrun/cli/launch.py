@@ -26,7 +26,7 @@ import click
 from tmrun import procs
 from tmrun.cli import jobs, own_store, place, read
 from tmrun.config import AgentConfig
-from tmrun.core import codec, node, transactions
+from tmrun.core import codec, report, transactions
 from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
@@ -222,7 +222,7 @@ class Launcher:
                 self._bury(job, host, code)
                 del self.agents[host]  # only now: a burial that the store did not take is tried again
         if job.end is not None:
-            return node.final_exit_code(job.end.state, job.end.exit_code)
+            return report.final_exit_code(job.end.state, job.end.exit_code)
         if not self.agents:
             raise TmrunError(
                 "the agent of this host ended; the job goes on without it" if job.members else "all agents of the job have ended"

@@ -23,7 +23,7 @@ def read_timings(connection: Connection) -> dict[int, list[Timing]]:
 
 def read_maps(connection: Connection) -> list[RankMap]:
     """Every committed map."""
-    return [codec.decode(RankMap, kv.value) for kv in connection.store.list(f"{connection.keys.ctl}map/").entries]
+    return [codec.decode(RankMap, kv.value) for kv in connection.store.list(connection.keys.maps).entries]
 
 
 def read_events(connection: Connection) -> list[dict[str, Any]]:

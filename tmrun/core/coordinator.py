@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from tmrun.core import migration as judging
 from tmrun.core import planner, transactions
 from tmrun.core.membership import Job
-from tmrun.core.model import FENCED_SHARE, End, JobState, Kind, Migration, Operation, OpState, RankMap, Seat, Spec, Trouble
+from tmrun.core.model import FENCED_SHARE, End, JobState, Kind, Migration, Notice, Operation, OpState, RankMap, Seat, Spec, Trouble
 from tmrun.core.txn import Txn
 
 MAX_ABORTS = 5
@@ -80,6 +80,22 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
 
 def decide(job: Job, timers: Timers, now: float) -> Decision:
     """The coordinator's next transaction. ``job.leader`` is me; ``now`` in seconds of the clock of ``observe``."""
+    decision = _decide(job, timers, now)
+    return decision if decision.txn is not None else _tell(job, decision)
+
+
+def _tell(job: Job, decision: Decision) -> Decision:
+    """Nothing else to do: let the agents know what changed for them. While a migration is open nobody needs to."""
+    if job.map is None or job.end is not None or job.open_migration is not None:
+        return decision
+    failed = tuple(_failed(job))
+    notice = Notice(job.map.generation, job.movable, bool(job.done), job.epoch if failed else 0, failed)
+    if notice == job.told:
+        return decision
+    return Decision(transactions.tell(job, notice), decision.reason)
+
+
+def _decide(job: Job, timers: Timers, now: float) -> Decision:
     if job.spec is None or job.end is not None:
         return Decision(None, "the job has ended" if job.end else "no job yet")
     if job.map is None:

@@ -1,16 +1,19 @@
 """The etcd key layout: build and parse, nothing else.
 
-    /tmrun/v1/{job}/ctl/...    protocol state; agents watch it
-        spec  term  leader  head  end  pause
-        members/{host}  obituary/{host}  admin/{host}
-        map/{epoch}  comm/{epoch}  migration/{id}  vote/{id}/{host}
-        run/{slot}  trouble/{slot}  done/{slot}  doubt/{host}
-        op/{id}
+    /tmrun/v1/{job}/ctl/...    protocol state; the coordinator watches all of it
+        job/...                what every agent watches
+            spec  term  leader  head  end  notice  pause
+            map/{epoch}  comm/{epoch}  migration/{id}  admin/{host}  op/{id}
+        node/{host}/...        of which each node has one; only the coordinator and the node itself watch it
+            member  obituary  vote  doubt
+        slot/{slot}/...        of which each slot has one; only the coordinator and who holds, leaves or joins the slot watch it
+            run  trouble  done
     /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
     /tmrun/v1/{job}/log/...    for people: progress/{host}, folder/{host}, timing/{epoch}/{rank}, events/{writer}/{number}, reason;
         agents never read it
     /tmrun/jobs/{job}          index of jobs
 
+With N nodes, a key of each node below ``job/`` would be N events to N watchers at every migration: that is why there are three places.
 Numbers in keys are padded, so that key order is numeric order. May not know: what the values mean.
 """
 
@@ -42,6 +45,19 @@ class Keys:
         return f"{self.root}ctl/"
 
     @property
+    def common(self) -> str:
+        """Prefix of what every agent watches."""
+        return f"{self.ctl}job/"
+
+    def node(self, host: str) -> str:
+        """Prefix of what there is of one node."""
+        return f"{self.ctl}node/{host}/"
+
+    def slot(self, slot: int) -> str:
+        """Prefix of what there is of one slot."""
+        return f"{self.ctl}slot/{slot:06d}/"
+
+    @property
     def log(self) -> str:
         """Prefix of what is only for people."""
         return f"{self.root}log/"
@@ -49,90 +65,86 @@ class Keys:
     @property
     def spec(self) -> str:
         """What was launched."""
-        return f"{self.ctl}spec"
+        return f"{self.common}spec"
 
     @property
     def term(self) -> str:
         """Number of the last election."""
-        return f"{self.ctl}term"
+        return f"{self.common}term"
 
     @property
     def leader(self) -> str:
         """The coordinator, leased."""
-        return f"{self.ctl}leader"
+        return f"{self.common}leader"
 
     @property
     def head(self) -> str:
         """The compare-and-swap point."""
-        return f"{self.ctl}head"
+        return f"{self.common}head"
 
     @property
     def end(self) -> str:
         """How the job ended."""
-        return f"{self.ctl}end"
+        return f"{self.common}end"
+
+    @property
+    def notice(self) -> str:
+        """What the coordinator tells all agents of each other."""
+        return f"{self.common}notice"
 
     @property
     def pause(self) -> str:
         """Automatic replacement is stopped."""
-        return f"{self.ctl}pause"
+        return f"{self.common}pause"
 
     def member(self, host: str) -> str:
         """A registration, leased."""
-        return f"{self.ctl}members/{host}"
+        return f"{self.node(host)}member"
 
     def obituary(self, host: str) -> str:
         """A confirmed death."""
-        return f"{self.ctl}obituary/{host}"
+        return f"{self.node(host)}obituary"
 
     def admin(self, host: str) -> str:
         """What operators want of a host."""
-        return f"{self.ctl}admin/{host}"
+        return f"{self.common}admin/{host}"
+
+    @property
+    def maps(self) -> str:
+        """Prefix of all maps."""
+        return f"{self.common}map/"
 
     def map(self, epoch: int) -> str:
         """A committed map."""
-        return f"{self.ctl}map/{epoch:08d}"
+        return f"{self.common}map/{epoch:08d}"
 
     def comm(self, epoch: int) -> str:
         """Bootstrap ids of the communicators that changed."""
-        return f"{self.ctl}comm/{epoch:08d}"
+        return f"{self.common}comm/{epoch:08d}"
 
     def migration(self, number: int) -> str:
         """A migration."""
-        return f"{self.ctl}migration/{number:08d}"
+        return f"{self.common}migration/{number:08d}"
 
-    def vote(self, migration: int, host: str) -> str:
-        """A node's answer."""
-        return f"{self.ctl}vote/{migration:08d}/{host}"
-
-    def votes(self, migration: int) -> str:
-        """Prefix of all answers to a migration."""
-        return f"{self.ctl}vote/{migration:08d}/"
+    def vote(self, host: str) -> str:
+        """A node's answer to the last migration that asked it."""
+        return f"{self.node(host)}vote"
 
     def run(self, slot: int) -> str:
         """Who runs a slot, leased."""
-        return f"{self.ctl}run/{slot:06d}"
+        return f"{self.slot(slot)}run"
 
     def trouble(self, slot: int) -> str:
         """A slot whose workers are gone."""
-        return f"{self.ctl}trouble/{slot:06d}"
+        return f"{self.slot(slot)}trouble"
 
     def done(self, slot: int) -> str:
         """A slot whose workers ended well."""
-        return f"{self.ctl}done/{slot:06d}"
-
-    @property
-    def troubles(self) -> str:
-        """Prefix of all troubles."""
-        return f"{self.ctl}trouble/"
-
-    @property
-    def dones(self) -> str:
-        """Prefix of all ends of slots."""
-        return f"{self.ctl}done/"
+        return f"{self.slot(slot)}done"
 
     def op(self, op_id: str) -> str:
         """An operator's request."""
-        return f"{self.ctl}op/{op_id}"
+        return f"{self.common}op/{op_id}"
 
     def kv(self, key: str) -> str:
         """A key of c10d's Store."""
@@ -140,7 +152,7 @@ class Keys:
 
     def doubt(self, host: str) -> str:
         """A lost connection nobody has explained, leased."""
-        return f"{self.ctl}doubt/{host}"
+        return f"{self.node(host)}doubt"
 
     @property
     def index(self) -> str:
@@ -174,6 +186,10 @@ class Keys:
         return f"{self.log}events/"
 
     def parse(self, key: str) -> tuple[str, tuple[str, ...]]:
-        """Key under ctl or log -> (kind, rest), e.g. ``vote``, (``00000003``, ``node1``)."""
-        rest = key[len(self.root) :].split("/")
-        return rest[1], tuple(rest[2:])
+        """Key under ctl or log -> (kind, what identifies it), e.g. ``vote``, (``node1``,)."""
+        place, kind, *rest = key[len(self.root) :].split("/")
+        if place != "ctl":
+            return kind, tuple(rest)
+        if kind == "job":
+            return rest[0], tuple(rest[1:])
+        return rest[1], (rest[0],)

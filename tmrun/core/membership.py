@@ -27,6 +27,7 @@ from tmrun.core.model import (
     Member,
     Migration,
     NodeState,
+    Notice,
     Obituary,
     Operation,
     OpState,
@@ -51,7 +52,8 @@ RECORDS: dict[str, type[Any]] = {
     "head": Head,
     "end": End,
     "pause": Pause,
-    "members": Member,
+    "notice": Notice,
+    "member": Member,
     "obituary": Obituary,
     "admin": Admin,
     "map": RankMap,
@@ -82,7 +84,11 @@ class Stored(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One snapshot of a job's protocol state."""
+    """One snapshot of a job's protocol state.
+
+    The coordinator's holds everything. Another agent's holds of ``members``, ``obituaries``, ``answers`` and ``doubts`` only its own, of
+    ``runs``, ``troubles`` and ``done`` only the slots that concern it.
+    """
 
     keys: Keys
     spec: Spec | None = None
@@ -102,11 +108,16 @@ class Job:
     members: Mapping[Host, Stored[Member]] = field(default_factory=dict)
     obituaries: Mapping[Host, Obituary] = field(default_factory=dict)
     admins: Mapping[Host, Admin] = field(default_factory=dict)
+    notice: Notice | None = None
+    """What the coordinator last told everybody."""
+    answers: Mapping[Host, Stored[Vote]] = field(default_factory=dict)
+    """The last vote of each node, on whichever migration."""
     votes: Mapping[Host, Stored[Vote]] = field(default_factory=dict)
-    """Votes on ``migration``."""
+    """Those of them that are on ``migration``."""
     runs: Mapping[int, Stored[Run]] = field(default_factory=dict)
     troubles: Mapping[int, Trouble] = field(default_factory=dict)
     done: Mapping[int, Done] = field(default_factory=dict)
+    """Slots whose workers of this generation ended well."""
     doubts: Mapping[Host, Doubt] = field(default_factory=dict)
     ops: Mapping[str, Operation] = field(default_factory=dict)
     machine_restarts: int = 0
@@ -165,8 +176,21 @@ class Job:
 
     @property
     def movable(self) -> bool:
-        """True once workers of this generation have reached ``run.steps``: a script that never does can only be restarted."""
+        """True once workers of this generation have reached ``run.steps``: a script that never does can only be restarted.
+
+        Known to the coordinator; it tells the others (``told``).
+        """
         return any(r.value.joined for r in self.runs.values())
+
+    @property
+    def told(self) -> Notice:
+        """What the coordinator said of this generation; nothing, before it did."""
+        generation = self.map.generation if self.map else 0
+        return self.notice if self.notice is not None and self.notice.generation == generation else Notice(generation)
+
+    def told_failed(self, slot: int) -> bool:
+        """The coordinator said that the seat of the newest map is gone, or its workers."""
+        return self.told.epoch == self.epoch and slot in self.told.failed
 
     def open_ops(self) -> list[Operation]:
         """Operators' requests that are not finished, oldest id first."""
@@ -174,7 +198,7 @@ class Job:
 
 
 def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
-    """Key-value pairs under ``keys.ctl`` -> snapshot. Raises CodecError for a record of a newer tmrun."""
+    """Key-value pairs under ``keys.ctl``, all or those that an agent sees, -> snapshot. Raises CodecError for a record of a newer tmrun."""
     found: dict[str, dict[tuple[str, ...], Stored[Any]]] = {name: {} for name in RECORDS}
     for kv in entries:
         kind, rest = keys.parse(kv.key)
@@ -187,6 +211,8 @@ def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
     end = found["end"].get(())
     spec = found["spec"].get(())
     pause = found["pause"].get(())
+    notice = found["notice"].get(())
+    generation = newest_map.value.generation if newest_map else 0
     return Job(
         keys=keys,
         spec=spec.value if spec else None,
@@ -199,14 +225,16 @@ def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
         comm=comm.value if comm else None,
         migration=migration,
         aborted=_aborted([m.value for _, m in sorted(found["migration"].items())], newest_map.value if newest_map else None),
-        members={Host(k[0]): v for k, v in found["members"].items()},
+        members={Host(k[0]): v for k, v in found["member"].items()},
         obituaries={Host(k[0]): v.value for k, v in found["obituary"].items()},
         admins={Host(k[0]): v.value for k, v in found["admin"].items()},
-        votes={Host(k[1]): v for k, v in found["vote"].items() if migration and int(k[0]) == migration.value.id},
+        notice=notice.value if notice else None,
+        answers={Host(k[0]): v for k, v in found["vote"].items()},
+        votes={Host(k[0]): v for k, v in found["vote"].items() if migration and v.value.migration == migration.value.id},
         runs={int(k[0]): v for k, v in found["run"].items()},
         troubles={int(k[0]): v.value for k, v in found["trouble"].items()},
         doubts={Host(k[0]): v.value for k, v in found["doubt"].items()},
-        done={int(k[0]): v.value for k, v in found["done"].items()},
+        done={int(k[0]): v.value for k, v in found["done"].items() if v.value.epoch >= generation},
         ops={k[0]: v.value for k, v in found["op"].items()},
         machine_restarts=sum(m.value.kind is Kind.RESTART and not m.value.program for m in found["map"].values()),
         program_restarts=sum(m.value.program for m in found["map"].values()),

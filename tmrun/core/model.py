@@ -127,6 +127,21 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """What agents need of each other, told by the coordinator, because they see only what is their own.
+
+    ``movable``: workers of ``generation`` have reached ``run.steps``. ``ending``: some slot's workers have finished. ``failed``: slots of
+    the map of ``epoch`` whose seat is gone, or its workers, and that nobody is replacing yet.
+    """
+
+    generation: int
+    movable: bool = False
+    ending: bool = False
+    epoch: int = 0
+    failed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
     """Number of the last election; rises strictly."""
 
@@ -192,6 +207,8 @@ class RankMap:
     reason: str = ""
     program: bool = False
     """A restart that the program's own error caused; those have a budget of their own."""
+    master: str = ""
+    """Address of slot 0's host."""
 
     def slot_of(self, seat: Seat) -> int | None:
         """The slot this exact incarnation holds, if any."""
@@ -240,10 +257,14 @@ class WorkerVote:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A node's write-once answer: my workers are prepared, have not passed ``stop_step`` and will wait there."""
+    """A node's write-once answer: my workers are prepared, have not passed ``stop_step`` and will wait there.
+
+    It stays until the node's next answer, to another ``migration``.
+    """
 
     host: Host
     incarnation: Incarnation
+    migration: int
     yes: bool
     reason: str = ""
     again: bool = False

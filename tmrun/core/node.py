@@ -21,7 +21,7 @@ from enum import Enum
 from tmrun.core import migration as judging
 from tmrun.core import transactions
 from tmrun.core.membership import Job
-from tmrun.core.model import Done, Doubt, Host, Incarnation, JobState, Kind, Migration, Phase, RankMap, Run, Seat, Trouble, Vote, WorkerVote
+from tmrun.core.model import Done, Doubt, Host, Incarnation, Kind, Migration, Phase, RankMap, Run, Seat, Trouble, Vote, WorkerVote
 from tmrun.core.txn import Txn
 
 MAX_STANDBY_FAILURES = 3
@@ -328,6 +328,16 @@ def _sent(group: Group, effect: Prepare | Commit | Abort) -> Group:
     )
 
 
+def concerns(node: Node, job: Job) -> frozenset[int]:
+    """The slots of which this node must know who runs them: the one it holds, those that its workers still run, those it is to take."""
+    slots = set() if job.map is None else {i for i, s in enumerate(job.map.seats) if s == node.me}
+    if node.group is not None and node.group.purpose is Purpose.ACTIVE:
+        slots.add(node.group.slot)
+    if job.open_migration is not None:
+        slots |= {m.slot for m in job.open_migration.moves if m.joiner == node.me}
+    return frozenset(slots)
+
+
 def reconcile(node: Node, job: Job) -> Effect | None:
     """The next effect, or None when all is as wanted."""
     group = node.group
@@ -409,14 +419,14 @@ def _idle_standby(node: Node, job: Job, current: RankMap) -> Effect | None:
         )
     if member.value.warm:
         return _submit(transactions.update_member(job, replace(member.value, warm=False), node.lease))
-    if job.draining(node.me.host) or member.value.fault or not job.movable or job.done:
+    if job.draining(node.me.host) or member.value.fault or not job.told.movable or job.told.ending:
         return None
     return Spawn(Purpose.STANDBY, _likely_slot(job, current), 0, 0, "standby: rehearse")
 
 
 def _likely_slot(job: Job, current: RankMap) -> int:
     """The slot a standby is most likely to take: one that is failing or draining now, else the last."""
-    wanted = [i for i, s in enumerate(current.seats) if job.trouble(i) or not job.alive(s) or job.draining(s.host)]
+    wanted = [i for i, s in enumerate(current.seats) if job.told_failed(i) or job.draining(s.host)]
     return wanted[0] if wanted else len(current.seats) - 1
 
 
@@ -484,25 +494,25 @@ def _prepare(node: Node, job: Job, group: Group, current: Migration) -> Effect |
         return Prepare(current, _slot_in(current, node.me, group), f"migration {current.id} ({current.kind.value}): {current.reason}")
     refused = next((a for a in group.answers.values() if a.refused), None)
     if refused:
-        return _submit(transactions.vote(job, Vote(node.me.host, node.me.incarnation, False, refused.refused, refused.again)))
+        return _submit(transactions.vote(job, Vote(node.me.host, node.me.incarnation, current.id, False, refused.refused, refused.again)))
     if len(group.answers) < len(group.pids):
         return None
-    return _submit(transactions.vote(job, _yes(node, group)))
+    return _submit(transactions.vote(job, _yes(node, group, current.id)))
 
 
 def _slot_in(current: Migration, me: Seat, group: Group) -> int:
     return next((m.slot for m in current.moves if m.joiner == me), group.slot)
 
 
-def _yes(node: Node, group: Group) -> Vote:
+def _yes(node: Node, group: Group, migration: int) -> Vote:
     answers = list(group.answers.values())
     stops = {a.stop_step for a in answers if a.stop_step is not None}
     host, life = Host(node.me.host), Incarnation(node.me.incarnation)
     if len(stops) > 1:
-        return Vote(host, life, False, f"its workers name different stop steps: {sorted(stops)}")
+        return Vote(host, life, migration, False, f"its workers name different stop steps: {sorted(stops)}")
     groups = tuple(sorted({name for a in answers for name in a.groups}))
     workers = tuple(a.vote for a in answers if a.vote)
-    return Vote(host, life, True, stop_step=stops.pop() if stops else None, workers=workers, groups=groups)
+    return Vote(host, life, migration, True, stop_step=stops.pop() if stops else None, workers=workers, groups=groups)
 
 
 def _switch(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:
@@ -534,8 +544,8 @@ def _active(node: Node, job: Job, group: Group, current: RankMap) -> Effect | No
         if job.replacement(node.me.host):
             return Kill("an operator replaces this node")
         return _claim(node, job, group, current, group.slot) or _cool(node, job) or _doubt(node, job, group)
-    if group.commit_sent == current.epoch and job.alive(current.seats[group.slot]):
-        return None
+    if group.commit_sent == current.epoch and not job.told_failed(group.slot):
+        return None  # it hands its state over
     return Kill(f"slot {group.slot} belongs to {current.seats[group.slot].host} now")
 
 
@@ -567,8 +577,3 @@ def _standby(node: Node, job: Job, group: Group, current: RankMap) -> Effect | N
         return None
     say = f"{node.me.host} is a warm standby" if warm else ""
     return _submit(transactions.update_member(job, replace(member.value, warm=warm), node.lease), say=say)
-
-
-def final_exit_code(state: JobState, code: int) -> int:
-    """What a launcher returns for a job that ended so."""
-    return 0 if state is JobState.SUCCEEDED else code or 1

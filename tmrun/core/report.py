@@ -144,3 +144,8 @@ def phases(kind: Kind, timings: Sequence[Timing], *, moved: bool = True) -> dict
 
 def _most(timings: Sequence[Timing], phase: str) -> float:
     return max((t.phases.get(phase, 0.0) for t in timings), default=0.0)
+
+
+def final_exit_code(state: JobState, code: int) -> int:
+    """What a launcher returns for a job that ended so."""
+    return 0 if state is JobState.SUCCEEDED else code or 1

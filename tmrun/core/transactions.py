@@ -23,6 +23,7 @@ from tmrun.core.model import (
     Member,
     Migration,
     Move,
+    Notice,
     Operation,
     OpState,
     Pause,
@@ -38,6 +39,8 @@ from tmrun.core.model import (
 )
 from tmrun.core.txn import Absent, CreatedAt, Delete, DeletePrefix, Guard, ModifiedAt, Op, Put, Txn, ValueIs
 
+MAX_NAMED = 8
+"""Slots that a transaction's name lists."""
 MAX_REPLACED = 100
 """Seats that a start map can guard on."""
 
@@ -119,11 +122,11 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program
     assert job.open_migration is None
     epoch = job.epoch + 1
     last = job.head.value.last if job.head else 0
+    master = job.members[seats[0].host].value.address
+    new = RankMap(epoch, kind, seats, generation=epoch, reason=reason, program=program, master=master)
     ops = (
-        Put(job.keys.map(epoch), encode(RankMap(epoch, kind, seats, generation=epoch, reason=reason, program=program))),
+        Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, last))),
-        DeletePrefix(job.keys.troubles),
-        DeletePrefix(job.keys.dones),
     )
     lost = [old.host for old, new in zip(job.map.seats, seats, strict=True) if old != new] if job.map else []
     guards = (*_as_leader(job), _head_unchanged(job), _no_pause_since(job), *(_member_as_seen(job, h) for h in lost[:MAX_REPLACED]))
@@ -146,7 +149,6 @@ def propose(job: Job, kind: Kind, moves: tuple[Move, ...], op: str, reason: str)
     ops = (
         Put(job.keys.head, encode(Head(head.epoch, number, number))),
         Put(job.keys.migration(number), encode(migration)),
-        DeletePrefix(job.keys.votes(head.last)),  # of the migration before; nobody reads them any more
     )
     return Txn(tuple(guards), ops, f"propose {kind.value} migration {number}")
 
@@ -178,12 +180,14 @@ def commit(job: Job, resume: Resume, votes: tuple[Host, ...]) -> Txn:
     seats = list(job.map.seats)
     for move in migration.moves:
         seats[move.slot] = move.joiner
-    why = migration.reason
-    new = RankMap(epoch, migration.kind, tuple(seats), job.map.generation, migration.id, migration.moves, resume, why)
+    master = job.members[seats[0].host].value.address if 0 in migration.slots else job.map.master
+    new = RankMap(
+        epoch, migration.kind, tuple(seats), job.map.generation, migration.id, migration.moves, resume, migration.reason, master=master
+    )
     guards: list[Guard] = [*_as_leader(job), _head_unchanged(job), ModifiedAt(job.migration.key, job.migration.modified)]
     for move in migration.moves:
         guards += [_member_unchanged(job, move.joiner), *_leaver_guards(job, migration.kind, move)]
-    guards += [CreatedAt(job.votes[h].key, job.votes[h].created) for h in votes]
+    guards += [ModifiedAt(job.votes[h].key, job.votes[h].modified) for h in votes]
     ops: list[Op] = [
         Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, migration.id))),
@@ -214,12 +218,23 @@ def abort(job: Job, reason: str) -> Txn:
 
 
 def vote(job: Job, answer: Vote) -> Txn:
-    """Write-once, unleased, and only while I am who I was."""
-    assert job.migration is not None
-    key = job.keys.vote(job.migration.value.id, answer.host)
+    """Write-once for a migration, unleased, and only while I am who I was."""
+    assert job.migration is not None and job.migration.value.id == answer.migration
+    key = job.keys.vote(answer.host)
+    old = job.answers.get(answer.host)
+    assert old is None or old.value.migration != answer.migration, old
+    first: Guard = ModifiedAt(key, old.modified) if old else Absent(key)
     seat = Seat(answer.host, answer.incarnation)
-    guards = (ModifiedAt(job.migration.key, job.migration.modified), Absent(key), _member_unchanged(job, seat))
-    return Txn(guards, (Put(key, encode(answer)),), f"vote on migration {job.migration.value.id}")
+    guards = (ModifiedAt(job.migration.key, job.migration.modified), first, _member_unchanged(job, seat))
+    return Txn(guards, (Put(key, encode(answer)),), f"vote on migration {answer.migration}")
+
+
+def tell(job: Job, notice: Notice) -> Txn:
+    """The coordinator tells all agents what they cannot see of each other."""
+    what = [text for text, true in (("ranks can be moved", notice.movable), ("the job is ending", notice.ending)) if true]
+    what += [f"slot {i} has failed" for i in notice.failed[:MAX_NAMED]]
+    txn = (Put(job.keys.notice, encode(notice)),)
+    return Txn((*_as_leader(job), _head_unchanged(job)), txn, f"tell all: {', '.join(what) or 'nothing has failed'}")
 
 
 def claim(job: Job, run: Run, lease: int) -> Txn:

@@ -29,12 +29,12 @@ UNREPEATABLE_TRY_S = 3.0
 
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 6000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.ping_timeout_ms", 3000),  # without it a hung etcd goes unseen for over 40 s
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),  # without it a hung etcd goes unseen for over 40 s
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 0),  # 1 provokes GOAWAY
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # also the limit of one connection attempt: 500 failed for ever on a loaded host
+    ("grpc.min_reconnect_backoff_ms", 5000),  # also the limit of one connection attempt: a store busy with thousands needs it
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),  # else a proxy variable breaks even loopback
     ("grpc.max_receive_message_length", -1),
