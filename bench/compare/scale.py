@@ -19,13 +19,17 @@ _SIZE_S = 3600.0
 
 
 def sweep(sizes: Sequence[int], path: Path) -> None:
-    """Each size that has no row yet."""
+    """Each size that has no row yet, up to the first that fails."""
     have = {row["hosts"] for row in results.read(path) if "hosts" in row}
     for hosts in sizes:
         if hosts in have:
             continue
         campaign.tell(f"{hosts} simulated agents")
-        results.append(path, one(hosts))
+        row = one(hosts)
+        results.append(path, row)
+        if row["outcome"] != "done":
+            campaign.tell(f"{row['outcome']}; larger sizes are left out")
+            return
 
 
 def one(hosts: int) -> dict[str, Any]:

@@ -113,9 +113,9 @@ def _watch(trial: Trial, lab: Lab, victim: str, at: float, over: events.Over, pa
     over_s: float | None = None
     full_by: float | None = None
     while time.monotonic() - at < patience_s:
-        time.sleep(_LOOK_S)
         if over_s is None and over():
             over_s = round(time.monotonic() - at, 3)
+        time.sleep(_LOOK_S)
         if trial.event == "straggler":
             if time.monotonic() - at > STRAGGLER_S:
                 return "recovered", over_s

@@ -29,7 +29,8 @@ class TorchFt(System):
 
     def argv(self, name: str) -> list[str]:
         """See ``System``."""
-        return [self.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "--max-restarts", "10", *self.work]
+        launcher = [self.python, "-m", "torch.distributed.run", "--standalone", "--local-addr", self.lab.address(name)]
+        return [*launcher, "--nproc-per-node", "1", "--max-restarts", "10", *self.work]
 
     def env(self, name: str) -> dict[str, str]:
         """See ``System``."""
