@@ -132,7 +132,7 @@ def comparison(rows: Sequence[Row], setting: Mapping[str, Any]) -> tuple[list[st
 def _texts(cells: Mapping[str, Cell], bases: Mapping[str, Cell], system: str) -> list[str]:
     texts = []
     for event, one in cells.items():
-        share = ratio(one, bases[event])
+        share = "" if event == "straggler" else ratio(one, bases[event])
         texts.append(f"{one.text} (×{share})" if share and system != BASE else one.text)
     return texts
 
