@@ -83,7 +83,10 @@ class Effects:
         env[wire.ENV_ROLE] = effect.purpose.value
         env[wire.ENV_EPOCH] = str(effect.epoch)
         env[wire.ENV_GENERATION] = str(effect.generation)
+        if effect.slot in node.rehearsed_first(spec):
+            env[wire.ENV_RECORDS] = "1"
         if effect.purpose is node.Purpose.STANDBY:
+            env.setdefault(wire.ENV_RECORD_WAIT, f"{spec.prepare_deadline_s:g}")
             env[wire.ENV_REHEARSAL_LOG] = f"{self.config.runtime_dir}/{self.config.host}.{local_rank}.rehearsal.log"
         return env
 

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from fake_agent import Channel, FakeAgent
@@ -64,16 +66,16 @@ class Cluster:
         for rank in range(self.world):
             self.ranks[rank] = self._spawn(rank, "active")
 
-    def standby(self, rank: int) -> Worker:
-        self.standbys.append(self._spawn(rank, "standby"))
+    def standby(self, rank: int, **environment: str) -> Worker:
+        self.standbys.append(self._spawn(rank, "standby", environment))
         return self.standbys[-1]
 
-    def _spawn(self, rank: int, role: str) -> Worker:
+    def _spawn(self, rank: int, role: str, more: Mapping[str, str] = MappingProxyType({})) -> Worker:
         log = self.directory / f"{role}-{rank}-{len(self.processes)}.log"
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("TMRUN_")},
             ENV_SWITCH: os.environ.get(ENV_SWITCH, "slot"),  # TMRUN_SWITCH=shim pytest tests/worker: everything with the C++ switch
-            **self.environment,
+            **self.environment, **more,
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world), "LOCAL_WORLD_SIZE": str(self.world),
             "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
             wire.ENV_SOCKET: self.agent.path, wire.ENV_ROLE: role, wire.ENV_EPOCH: "1" if role == "active" else "0",

@@ -14,6 +14,7 @@ from cluster import Cluster
 from nursery import Nursery
 from test_worker_groups import MODES, Job
 
+from tmrun import wire
 from tmrun.worker.groups import ENV_SWITCH
 
 SCRIPT = Path(__file__).with_name("every_use.py")
@@ -29,7 +30,7 @@ MUST = {
 def job(request: pytest.FixtureRequest, tmp_path: Path, nursery: Nursery) -> Iterator[Job]:
     die = tmp_path / "die"
     die.mkdir()
-    environment = {"TEST_DIE": str(die), ENV_SWITCH: request.param, "TMRUN_TEST_RETIRE_S": "0"}
+    environment = {"TEST_DIE": str(die), wire.ENV_RECORDS: "1", ENV_SWITCH: request.param, "TMRUN_TEST_RETIRE_S": "0"}
     cluster = Cluster(tmp_path, 4, ["--steps", str(STEPS)], environment, SCRIPT)
     cluster.nursery = nursery
     yield Job(cluster, die)
@@ -49,6 +50,8 @@ def test_every_use_before_and_after(job: Job) -> None:
     job.cluster.finish()
     for rank in range(4):
         assert (job.cluster.losses / f"done{rank}.txt").read_text().split() == [str(s) for s in range(STEPS)], rank
+    late = job.cluster.standby(2, TEST_REPLAYED="1")  # the live ranks' first step is replayed to whoever rehearses after it
+    job.cluster.expect(late, wire.Warm)
 
 
 def test_nothing_is_forgotten() -> None:

@@ -20,8 +20,8 @@ from enum import Enum
 
 from tmrun.core import migration as judging
 from tmrun.core import transactions
-from tmrun.core.membership import Job
-from tmrun.core.model import Done, Doubt, Host, Incarnation, Kind, Migration, Phase, RankMap, Run, Seat, Trouble, Vote, WorkerVote
+from tmrun.core.membership import Job, natural
+from tmrun.core.model import Done, Doubt, Host, Incarnation, Kind, Migration, Phase, RankMap, Run, Seat, Spec, Trouble, Vote, WorkerVote
 from tmrun.core.txn import Txn
 
 MAX_STANDBY_FAILURES = 3
@@ -29,6 +29,9 @@ MAX_STANDBY_FAILURES = 3
 
 KILLED = 137
 """128 + SIGKILL."""
+MAX_RECORDED = 8
+"""Slots whose ranks keep a record of their own for rehearsals; all others share one a role."""
+
 EXIT_LOST = 76
 """What a worker ends with that lost its agent, or the sender of the state it was to take over: a machine's failure, not the program's."""
 
@@ -421,13 +424,26 @@ def _idle_standby(node: Node, job: Job, current: RankMap) -> Effect | None:
         return _submit(transactions.update_member(job, replace(member.value, warm=False), node.lease))
     if job.draining(node.me.host) or member.value.fault or not job.told.movable or job.told.ending:
         return None
-    return Spawn(Purpose.STANDBY, _likely_slot(job, current), 0, 0, "standby: rehearse")
+    return Spawn(Purpose.STANDBY, _likely_slot(node, job, current), 0, current.generation, "standby: rehearse")
 
 
-def _likely_slot(job: Job, current: RankMap) -> int:
-    """The slot a standby is most likely to take: one that is failing or draining now, else the last."""
+def _likely_slot(node: Node, job: Job, current: RankMap) -> int:
+    """The slot to rehearse: one that is failing or draining now, else one of those that standbys share among them.
+
+    A node knows of no other standby, so the number in its name spreads them.
+    """
     wanted = [i for i, s in enumerate(current.seats) if job.told_failed(i) or job.draining(s.host)]
-    return wanted[0] if wanted else len(current.seats) - 1
+    if wanted:
+        return wanted[0]
+    assert job.spec is not None
+    shared = rehearsed_first(job.spec) or range(len(current.seats) - 1, len(current.seats))
+    number = next((part for kind, part in reversed(natural(node.me.host)) if kind == 0), 0)
+    return shared[-1 - int(number) % len(shared)]
+
+
+def rehearsed_first(spec: Spec) -> range:
+    """Slots whose ranks standbys rehearse when the job begins."""
+    return range(spec.nnodes - min(spec.standby, spec.nnodes, MAX_RECORDED), spec.nnodes)
 
 
 # -- workers that ended -------------------------------------------------------------------------------------------------------------

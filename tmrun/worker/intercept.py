@@ -7,9 +7,9 @@
 - ``destroy_process_group``: groups that are gone need no switching.
 - ``DistributedDataParallel.__init__``: a rehearsing process must not reduce.
 - the global optimizer hooks: the vote.
-- the collectives in ``torch.distributed``: object collectives are synthesised while rehearsing; a communication error before a step's vote
-  is remembered, even if the script swallows it; one after the vote must not cut off the rest of the step (a scheduler.step() would be
-  lost), so there it turns into a no-op.
+- the collectives in ``torch.distributed``, functional ones too: recorded in a live rank's first step, replayed or synthesised while
+  rehearsing. In ``torch.distributed`` a communication error before a step's vote is remembered, even if the script swallows it; one
+  after the vote must not cut off the rest of the step (a scheduler.step() would be lost), so there it turns into a no-op.
 Calls that are being compiled go straight to the original. May not know: what the runtime does with all this.
 """
 
@@ -21,20 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import sandbox
+from tmrun.worker import record, sandbox
 
 if TYPE_CHECKING:
     from tmrun.worker.runtime import Runtime
 
 _TENSOR_COLLECTIVES = (
-    "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
-    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "send", "recv", "isend", "irecv", "batch_isend_irecv",
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_single", "gather", "scatter",
+    "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all", "all_to_all_single", "barrier",
+    "send", "recv", "isend", "irecv", "batch_isend_irecv",
 )  # fmt: skip
 
 
@@ -46,7 +48,11 @@ def install(runtime: Runtime) -> None:
     register_optimizer_step_pre_hook(lambda optimizer, *_: runtime.before_update(optimizer))
     register_optimizer_step_post_hook(lambda *_: runtime.after_update())
     for name in (*_TENSOR_COLLECTIVES, *sandbox.OBJECT_COLLECTIVES):
-        setattr(dist, name, _guarded(runtime, getattr(dist, name), sandbox.OBJECT_COLLECTIVES.get(name)))
+        if hasattr(dist, name):
+            setattr(dist, name, _guarded(runtime, getattr(dist, name), sandbox.OBJECT_COLLECTIVES.get(name)))
+    for name in record.FUNCTIONAL:
+        if hasattr(functional, name):
+            setattr(functional, name, _heard(runtime, getattr(functional, name)))
     c10d.isend, c10d.irecv = dist.isend, dist.irecv  # dist.P2POp takes no others
 
 
@@ -164,5 +170,17 @@ def _guarded(runtime: Runtime, original: Callable[..., Any], stand_in: Callable[
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
         return runtime.collective(original, stand_in, args, kwargs)
+
+    return collective
+
+
+def _heard(runtime: Runtime, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A functional collective: recorded or replayed, else as it is."""
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        return runtime.functional(original, args, kwargs)
 
     return collective

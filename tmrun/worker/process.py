@@ -24,6 +24,7 @@ from tmrun.worker.identity import Identity
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live
 from tmrun.worker.pace import Pace
+from tmrun.worker.record import Recorder, Replay
 from tmrun.worker.snapshot import Snapshots
 from tmrun.worker.state import State
 from tmrun.worker.transfer import UnderWay
@@ -97,6 +98,10 @@ class Process:
     """The script's init_process_group, to be called once more."""
     under_way: list[UnderWay] = field(default_factory=list)
     """What is still being sent after a switch."""
+    recorder: Recorder | None = None
+    """Until the first step of a job's generation is done."""
+    replay: Replay | None = None
+    """While rehearsing."""
     snapshots: Snapshots = field(init=False)
 
     def __post_init__(self) -> None:

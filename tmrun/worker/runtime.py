@@ -40,7 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import faults, fixups, handover, identity, mail, sandbox, snapshot, standby, stayer, suspects, vote
+from tmrun.worker import faults, fixups, handover, identity, mail, record, sandbox, snapshot, standby, stayer, suspects, vote
 from tmrun.worker.api import Step, check_entered
 from tmrun.worker.board import Pending
 from tmrun.worker.comm import Making
@@ -112,7 +112,15 @@ class Runtime:
         if self.sandboxed:
             os.environ[wire.ENV_REHEARSING] = "1"
             self._redirection.start()
+        self._prepare_tape()
         self._process.link.start(partial(mail.deliver, self._process))
+
+    def _prepare_tape(self) -> None:
+        process, who = self._process, self._process.who
+        if self.sandboxed:
+            process.replay = record.Replay(partial(record.fetch, process.live.new_store, who.generation, who.rank))
+        elif who.epoch == who.generation and record.largest():
+            process.recorder = record.Recorder()
 
     def become(self, rank: int) -> None:
         """Soft restart: forget the rehearsed run, keep the warm process."""
@@ -124,6 +132,7 @@ class Runtime:
         self._process.state.clear()
         self._process.snapshots.stop()
         self._process.phase, self._open, self._started = Phase.BOOT, None, time.monotonic()
+        self._prepare_tape()
 
     # -- what interceptions report --------------------------------------------------------------------------------------------------
     def open_base_store(self) -> Store:
@@ -246,6 +255,9 @@ class Runtime:
         self._entered, self._next = True, int(step) + 1
         self._open = _InStep(int(step), None if self.sandboxed else self._process.state.snapshot())
         self._process.live.arm(True)
+        tape = self._process.replay or self._process.recorder
+        if tape is not None:
+            tape.begin_step()
         if not self.sandboxed:
             self._process.pace.begin()
             if self._process.pace.due():
@@ -307,12 +319,20 @@ class Runtime:
         return stayer.park(self._process, step)
 
     def _count(self, number: int) -> None:
+        self._publish_record()
         self._process.counters.done += 1
         self._process.counters.since_reset += 1
         resumed = self._process.pace.end()
         if resumed is not None:
             epoch, redo_s, pause_s = resumed
             self._process.link.send(wire.Resumed(epoch, number, redo_s, pause_s))
+
+    def _publish_record(self) -> None:
+        process = self._process
+        recorder, process.recorder = process.recorder, None
+        if recorder is not None and recorder.tape:
+            who, role = process.who, record.role_of(process.state.layout())
+            record.publish(process.live.new_store, who.generation, who.rank, role, recorder.tape)
 
     # -- the vote -------------------------------------------------------------------------------------------------------------------
     def before_update(self, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -396,6 +416,8 @@ class Runtime:
             live.groups.refuse_closed(args, kwargs)
         if not (self.sandboxed or live.groups.poisoned or (self._open is not None and live.failing)):
             try:
+                if self._process.recorder is not None:
+                    return self._process.recorder.run(original, args, kwargs)
                 return original(*args, **kwargs)
             except RuntimeError as error:
                 if self._open is None or not self._process.is_communication(error):
@@ -404,7 +426,18 @@ class Runtime:
                 if not self.in_tail:
                     raise
                 live.poison()
+        if self._process.replay is not None:
+            return self._process.replay.run(original, stand_in, args, kwargs)
         return (stand_in or original)(*args, **kwargs)
+
+    def functional(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A functional collective of the script, or of DTensor."""
+        process = self._process
+        if process.recorder is not None:
+            return process.recorder.run(original, args, kwargs)
+        if process.replay is not None:
+            return process.replay.run(original, None, args, kwargs)
+        return original(*args, **kwargs)
 
 
 def target_of(pending: Pending) -> int:

@@ -3,8 +3,7 @@
 torch's "fake" backend lets every tensor collective succeed at once without touching anything. Two gaps are filled here: DDP's C++ reducer
 wants futures that carry tensors (a small Python group, given to the reducer alone: DDP's logger crashes on a foreign backend in the
 GLOO slot), and object collectives would unpickle garbage. Those are *synthesised*: all_gather_object yields our own object for every
-rank, broadcast_object_list and scatter_object_list leave what is there. A script that needs another rank's true object
-while it sets up rehearses with wrong data; recording and replaying the live ranks' objects is not done yet.
+rank, broadcast_object_list and scatter_object_list leave what is there. What live ranks recorded then takes their place (``record``).
 The same stand-ins serve the end of a step whose groups are poisoned. May not know: migrations, the agent.
 """
 

@@ -26,7 +26,7 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     pending, phases = _await_commit(process)
     commit = pending.commit
     assert commit is not None
-    process.sandboxed = False
+    process.sandboxed, process.replay = False, None
     process.counters = Counters(SETTLED_STEPS)  # from here on another failure's Prepare is ours to answer, as a stayer
     process.live.publish()
     process.state.drop_gradients()

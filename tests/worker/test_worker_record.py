@@ -1,0 +1,89 @@
+"""What is recorded of a first step, and what a rehearsal is given; the collectives themselves are in ``every_use.py``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from tmrun import wire
+from tmrun.worker import record
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def give(value: float) -> Any:
+    """A collective that makes everything ``value``."""
+
+    def all_reduce(tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> None:
+        tensor.fill_(value)
+
+    return all_reduce
+
+
+def gather(found: list[Any]) -> Any:
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        object_list[:] = found
+
+    return all_gather_object
+
+
+def call(run: Any, made: Any, *args: Any) -> Any:
+    run(made, args, {}) if isinstance(run.__self__, record.Recorder) else run(made, None, args, {})
+    return args[0]
+
+
+def test_every_output_is_a_parameter() -> None:
+    for name, parameter in record.OUTPUT_OF.items():
+        assert not hasattr(dist, name) or parameter in inspect.signature(getattr(dist, name)).parameters, name
+
+
+def test_calls_are_known_by_phase_and_order() -> None:
+    recorder = record.Recorder()
+    call(recorder.run, give(1), torch.zeros(2))
+    recorder.begin_step()
+    call(recorder.run, give(2), torch.zeros(2))
+    call(recorder.run, give(3), torch.zeros(2))
+    replay = record.Replay(lambda: recorder.tape)
+    assert call(replay.run, give(0), torch.zeros(2)).tolist() == [1, 1]
+    for _ in range(2):  # every rehearsed step is given the first one
+        replay.begin_step()
+        assert [call(replay.run, give(0), torch.zeros(2)).tolist() for _ in range(2)] == [[2, 2], [3, 3]]
+    assert call(replay.run, give(7), torch.zeros(2)).tolist() == [7, 7]
+    assert (replay.replayed, dict(replay.synthesised)) == (5, {"all_reduce": 1})
+
+
+def test_what_does_not_fit_is_synthesised() -> None:
+    recorder = record.Recorder()
+    call(recorder.run, give(1), torch.zeros(2))
+    replay = record.Replay(lambda: recorder.tape)
+    assert call(replay.run, give(0), torch.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_large_tensors_and_strange_objects_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(wire.ENV_RECORD_BYTES, "8")
+    recorder = record.Recorder()
+    call(recorder.run, give(1), torch.zeros(3))
+    call(recorder.run, gather([object()]), [None], None)
+    assert recorder.tape == {}
+    call(recorder.run, give(1), torch.zeros(2))
+    call(recorder.run, gather([{"files": ["a"]}]), [None], None)
+    assert len(recorder.tape) == 2
+
+
+def test_a_tape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(wire.ENV_RECORD_BYTES, str(1 << 30))
+    recorder = record.Recorder()
+    for _ in range(3):
+        call(recorder.run, give(1), torch.zeros(100_000))
+    assert len(recorder.tape) == 2
