@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SUITES ?= core
 BENCH := PYTHONPATH=. $(BIN)/python -m bench.compare
 
-.PHONY: demo test lint clean bench bench-all bench-growth bench-scale bench-documents
+.PHONY: demo test lint docs clean bench bench-all bench-growth bench-scale bench-documents
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -18,6 +18,10 @@ test: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache
+
+# The documentation as a site, in .site.
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

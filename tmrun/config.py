@@ -40,6 +40,8 @@ class AgentConfig:
     labels: dict[str, str] = field(default_factory=dict)
     grace_s: float = 10.0
     """From SIGTERM to SIGKILL."""
+    metrics: str = ""
+    """``HOST:PORT`` on which this agent is asked for its metrics; empty: on none."""
 
     def save(self, path: Path) -> None:
         """Write, readable by the owner only."""

@@ -26,6 +26,7 @@ from tmrun_agent.feeders import Interrupted, LeaseLost, StoreMoved
 from tmrun_agent.ipc import WorkerServer
 from tmrun_agent.lease import Lease, register
 from tmrun_agent.loop import Agent, Item
+from tmrun_agent.metrics import Metrics
 from tmrun_agent.processes import Processes
 from tmrun_agent.publisher import Publisher
 from tmrun_agent.rendezvous import Rendezvous
@@ -64,16 +65,20 @@ def _serve(config: AgentConfig, store: Store) -> int:
     lease = Lease(store, spec.lease_ttl_s, lambda number: inbox.put(LeaseLost(number)), boottime)
     member = Member(Host(config.host), Incarnation(life), config.address, os.getpid(), __version__, labels=config.labels)
     processes = Processes(inbox.put, config.grace_s)
+    metrics = Metrics(config.job, Host(config.host))
 
     try:
         granted = lease.acquire()
         register(store, keys, member, granted, spec.lease_ttl_s, publisher.event)
+        if config.metrics:
+            publisher.event(f"{config.host}: {metrics.serve(config.metrics)}")
         me = node.Node(member.seat, granted)
         views = Views(store, keys, config.host, lambda: inbox.put(StoreMoved()))
-        return Agent(config, keys, store, lease, member, views, publisher, inbox, processes, server, me).run()
+        return Agent(config, keys, store, lease, member, views, publisher, inbox, processes, server, metrics, me).run()
     finally:
         processes.close()
         server.close()
+        metrics.close()
         publisher.close()
         lease.release()
 

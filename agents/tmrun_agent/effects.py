@@ -15,13 +15,15 @@ from tmrun.core import environment, node
 from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Spec
 from tmrun.core.node import Fact, Group
+from tmrun.core.story import kind_of
 from tmrun.core.txn import Txn
 from tmrun.interfaces import interface_of
 from tmrun_agent.ipc import WorkerServer
 from tmrun_agent.processes import Processes, bootstrap_command
 from tmrun_agent.publisher import Publisher
 
-_STRIPPED = ("GRPC_", "ETCD_", "TMRUN_ETCD")
+_STRIPPED = ("GRPC_", "ETCD_", "TMRUN_ETCD", "TMRUN_SECRET", "TMRUN_EVENT_URL")
+"""What the training program has no use for, and must not be able to tell."""
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Effects:
         if not self.submit(effect.txn):
             return None
         if effect.say:
-            self.publisher.event(effect.say)
+            self.publisher.event(effect.say, kind_of(effect.txn))
         return [effect.then] if effect.then else []
 
     def _spawn(self, effect: node.Spawn, job: Job) -> Fact:

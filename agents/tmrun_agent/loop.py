@@ -18,13 +18,15 @@ from tmrun.core import node as core
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import Member, Seat, Timing, WorkerVote
+from tmrun.core.model import Kind, Member, Seat, Timing, WorkerVote
+from tmrun.core.story import EventKind, kind_of
 from tmrun.core.txn import Txn
 from tmrun.store.api import Store
 from tmrun_agent.effects import Effects
 from tmrun_agent.feeders import Fenced, Interrupted, LeaseLost, StoreMoved
 from tmrun_agent.ipc import WorkerSaid, WorkerServer
 from tmrun_agent.lease import Lease
+from tmrun_agent.metrics import Metrics
 from tmrun_agent.processes import Ended, Processes
 from tmrun_agent.publisher import Publisher
 from tmrun_agent.views import Views
@@ -51,6 +53,7 @@ class Agent:
     inbox: queue.Queue[Item]
     processes: Processes
     server: WorkerServer
+    metrics: Metrics
     node: core.Node
     timers: coordinator.Timers = field(default_factory=coordinator.Timers)
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -123,7 +126,7 @@ class Agent:
                 self.lease.lost(lease)
             case Fenced(reason):
                 self._observe(core.Killing(f"fenced: {reason}"))
-                self.publisher.event(f"{self.member.host} fenced itself: {reason}")
+                self.publisher.event(f"{self.member.host} fenced itself: {reason}", EventKind.NODE_FENCED)
             case Interrupted(number):
                 self.lease.interrupted = number
 
@@ -180,6 +183,7 @@ class Agent:
         self._steps[local] = (step, step_s)
         slowest = min(self._steps.values())
         self.publisher.progress(*slowest)
+        self.metrics.progress(*slowest)
 
     def _timing(self, local: int, message: wire.Switched | wire.Resumed) -> None:
         job, group = self.job(), self.node.group
@@ -193,6 +197,13 @@ class Agent:
             known = replace(known, redo_s=message.redo_s, pause_s=message.pause_s, resumed=True)
         self._timings[message.epoch, rank] = known
         self.publisher.timing(message.epoch, known)
+        self.metrics.timing(message.epoch, self._cause(job, message.epoch), known)
+
+    def _cause(self, job: Job, epoch: int) -> Kind:
+        """Why an epoch came to be; the mirror may not have its map yet, but then it has the migration."""
+        if job.map is not None and job.map.epoch == epoch:
+            return job.map.kind
+        return job.migration.value.kind if job.migration is not None else Kind.FAILURE
 
     # -- deciding and acting --------------------------------------------------------------------------------------------------------
     def job(self) -> Job:
@@ -204,6 +215,7 @@ class Agent:
     def _turn(self) -> int | None:
         code = None
         try:
+            self.metrics.seen(self.job(), store_answers=not self._told)
             code = self.lease.tend(self)
             if code is None:
                 code = self._act()
@@ -264,7 +276,7 @@ class Agent:
             if decision.txn is None or not self.submit(decision.txn):
                 return
             if decision.say:
-                self.publisher.event(decision.say)
+                self.publisher.event(decision.say, kind_of(decision.txn))
 
     def _campaign(self, job: Job) -> None:
         """Everybody may; a little dice keeps them from colliding."""
@@ -280,7 +292,7 @@ class Agent:
     def _said(self, text: str) -> None:
         """Store trouble is told once when it begins, and once when it is over."""
         if bool(text) != bool(self._told):
-            self.publisher.event(text or "the store answers again")
+            self.publisher.event(text or "the store answers again", EventKind.STORE)
         self._told = text
 
     @property

@@ -13,6 +13,7 @@ from tmrun.core.codec import encode
 from tmrun.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from tmrun.core.keys import Keys
 from tmrun.core.model import Event, Host, Progress, Timing
+from tmrun.core.story import EventKind
 from tmrun.store.api import Store
 
 PROGRESS_EVERY_S = 0.5
@@ -34,10 +35,10 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
-    def event(self, text: str) -> None:
+    def event(self, text: str, kind: EventKind = EventKind.NOTE) -> None:
         """Tell one line of the story."""
         self._events += 1
-        self._put(self._keys.event(f"{self._host}.{self._life}", self._events), encode(Event(time.time(), self._host, text)))
+        self._put(self._keys.event(f"{self._host}.{self._life}", self._events), encode(Event(time.time(), self._host, text, kind.value)))
 
     def timing(self, epoch: int, timing: Timing) -> None:
         """Tell (again, in full) how a worker fared in a switch."""

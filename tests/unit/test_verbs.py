@@ -58,7 +58,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
         KEYS.head: Head(2, 0, 1), KEYS.map(1): RankMap(1, Kind.INITIAL, tuple(map(seat, (*ACTIVE[:3], "node9"))), 1),
         KEYS.map(2): RankMap(2, Kind.DRAIN, tuple(map(seat, ACTIVE)), 1, 1, (Move(3, seat("node9"), seat("node3")),), Resume(50), "ECC"),
         KEYS.event("node0.1", 1): Event(1000.0, Host("node0"), "epoch 1: node0 ranks 0-1"),
-        KEYS.event("node1.1", 1): Event(1002.0, Host("node1"), "node10 is a warm standby"),
+        KEYS.event("node1.1", 1): Event(1002.0, Host("node1"), "node10 is a warm standby", "standby_changed"),
     }  # fmt: skip
     for host in (*ACTIVE, *STANDBY):
         labels = {"rack": "r1"} if host in ACTIVE else {}
@@ -135,7 +135,10 @@ def test_events_in_the_order_of_time(tmrun: Any) -> None:
     lines = tmrun("events").out.splitlines()
     assert [line.split(" ", 1)[1] for line in lines] == ["node0: epoch 1: node0 ranks 0-1", "node1: node10 is a warm standby"]
     (line,) = tmrun("events", "-o", "json", "-n", "1").out.splitlines()
-    assert json.loads(line) == {"api_version": 1, "time": 1002.0, "node": "node1", "text": "node10 is a warm standby"}
+    assert json.loads(line) == {
+        "api_version": 1, "time": 1002.0, "node": "node1", "kind": "standby_changed", "text": "node10 is a warm standby",
+    }  # fmt: skip
+    assert len(tmrun("events", "--kind", "standby_changed").out.splitlines()) == 1
 
 
 def test_events_follow_until_the_job_ends(tmrun: Any, store: MemoryStore) -> None:

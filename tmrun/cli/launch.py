@@ -21,24 +21,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import click
-
 from tmrun import procs
 from tmrun.cli import jobs, own_store, place, read
+from tmrun.cli.hooks import Hooks, Wanted
 from tmrun.config import AgentConfig
-from tmrun.core import codec, report, transactions
+from tmrun.core import codec, details, report, transactions
 from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import End, Event, Host, JobState, Member, Obituary, Spec
+from tmrun.core.model import End, Event, Host, JobState, Member, Obituary, Progress, RankMap, Spec, Timing
 from tmrun.core.txn import Put, Txn
 from tmrun.store.access import open_store
 from tmrun.store.api import Changed, Store, WatchEvent
-from tmrun.tui import timeline
+from tmrun.tui import launch_view
+from tmrun.tui.footer import Footer
 
 ENV_NODE = "TMRUN_NODE_MARKER"
 """Marks the processes of one node of one launch."""
 _LEAVE_WAIT_S = 15.0
+_SHOW_S = 1.0
+_PAUSE_WAIT_S = 30.0
 STORE_DEADLINE_S = 5.0
 
 
@@ -62,6 +64,9 @@ class Launch:
     labels: dict[str, str]
     join_timeout_s: float
     grace_s: float
+    metrics: tuple[str, int] | None = None
+    """Host and first port on which the agents of this machine are asked for their metrics."""
+    hooks: Wanted = field(default_factory=Wanted)
 
 
 def launch(wanted: Launch) -> int:
@@ -79,7 +84,10 @@ def launch(wanted: Launch) -> int:
         store = open_store(own.access, STORE_DEADLINE_S)
         stack.callback(store.close)
         jobs.announce(folder, jobs.LocalJob(wanted.job, os.getpid(), own.access))
-        launcher = Launcher(wanted, folder, marker, own, store, interrupts)
+        footer = Footer()
+        stack.callback(footer.close)
+        launcher = Launcher(wanted, folder, marker, own, store, interrupts, footer)
+        stack.callback(launcher.hooks.close)
         launcher.prepare()
         return launcher.run()
 
@@ -109,11 +117,26 @@ class Launcher:
     own: own_store.OwnStore
     store: Store
     interrupts: queue.SimpleQueue[int]
+    footer: Footer
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     stopping: int = 0
     _silent: bool = False
     _own: set[int] = field(default_factory=procs.children)
     inbox: queue.SimpleQueue[WatchEvent] = field(default_factory=queue.SimpleQueue)
+    hooks: Hooks = field(init=False)
+    _own_hosts: tuple[str, ...] = ()
+    _shown_at: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
+    _untold: dict[int, float] = field(default_factory=dict)
+    """Epoch of a migration whose pause has not been told yet -> until when it is waited for."""
+    _epoch: int = 0
+    _step: int | None = None
+
+    def __post_init__(self) -> None:
+        self.hooks = Hooks(self.wanted.hooks, self._say)
+
+    def _say(self, text: str) -> None:
+        self.footer.say(f"tmrun: {text}")
 
     @property
     def keys(self) -> Keys:
@@ -143,8 +166,9 @@ class Launcher:
         self._banner()
         self.store.watch(self.keys.events, self.inbox.put)
         hosts = [f"node{i}" for i in range(self.wanted.where.local)] or [self.wanted.where.name]
-        for host in hosts:
-            self.agents[host] = self._start_agent(host)
+        self._own_hosts = tuple(hosts)
+        for index, host in enumerate(hosts):
+            self.agents[host] = self._start_agent(host, index)
             self._own.add(self.agents[host].pid)
         try:
             while (code := self._turn()) is None:
@@ -158,13 +182,15 @@ class Launcher:
         """One look; a store that does not answer is waited for, as long as there are agents: training goes on without it."""
         told = self.own.tend()
         if told:
-            click.echo(f"tmrun: {told}", err=True)
+            self._say(told)
         try:
-            code = self._look(self._read())
+            job = self._read()
+            code = self._look(job)
+            self._show(job)
         except (StoreUnavailable, OutcomeUnknown) as error:
             return self._without_store(error)
         if self._silent:
-            click.echo("tmrun: the store answers again", err=True)
+            self._say("the store answers again")
         self._silent = False
         return code
 
@@ -177,10 +203,10 @@ class Launcher:
                 raise StoreError(f"the store of job {self.wanted.job} is lost, and agents of this host have died: {error}") from None
             return max(ended)
         if not self.interrupts.empty():
-            click.echo("tmrun: interrupted while the store does not answer; this host leaves the job", err=True)
+            self._say("interrupted while the store does not answer; this host leaves the job")
             raise KeyboardInterrupt
         if not self._silent:
-            click.echo(f"tmrun: {error}; training goes on while its steps do", err=True)
+            self._say(f"{error}; training goes on while its steps do")
         self._silent = True
         return None
 
@@ -191,9 +217,9 @@ class Launcher:
         spec, where = self.wanted.spec, self.own.access.endpoints
         store = "etcd" if self.wanted.store.existing else "embedded etcd"
         standby = f" + {spec.standby} standby" if spec.standby else ""
-        click.echo(f"tmrun: job {self.wanted.job}: {spec.nnodes} active{standby} nodes, {spec.world} workers; {store} {where}", err=True)
+        self._say(f"job {self.wanted.job}: {spec.nnodes} active{standby} nodes, {spec.world} workers; {store} {where}")
 
-    def _start_agent(self, host: str) -> subprocess.Popen[bytes]:
+    def _start_agent(self, host: str, index: int) -> subprocess.Popen[bytes]:
         address = place.address(self.wanted.where.address, self.own.access.endpoints)
         config = AgentConfig(
             self.wanted.job,
@@ -205,6 +231,7 @@ class Launcher:
             os.getpid(),
             self.wanted.labels,
             self.wanted.grace_s,
+            metrics=_metrics_of(self.wanted.metrics, index),
         )
         path = self.folder / f"{host}.json"
         config.save(path)
@@ -236,7 +263,7 @@ class Launcher:
             if self.stopping > 1:
                 raise KeyboardInterrupt
             reason = f"{signal.Signals(number).name} to a launcher"
-            click.echo("tmrun: stopping the job; once more kills it", err=True)
+            self._say("stopping the job; once more kills it")
             self.store.commit(transactions.end_job(job, End(JobState.STOPPED, 128 + number, reason), as_leader=False))
 
     def _bury(self, job: Job, host: str, code: int) -> None:
@@ -245,13 +272,13 @@ class Launcher:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         member = job.members.get(Host(host))
         if member is None:
-            click.echo(f"tmrun: agent {host} ended ({how}) before it joined", err=True)
+            self._say(f"agent {host} ended ({how}) before it joined")
             return
         value: Member = member.value
         if not gone:
-            click.echo(f"tmrun: agent {host} is gone ({how}), but a process of its workers cannot be killed; its lease decides", err=True)
+            self._say(f"agent {host} is gone ({how}), but a process of its workers cannot be killed; its lease decides")
             return
-        click.echo(f"tmrun: agent {host} is gone ({how}); its workers are confirmed dead", err=True)
+        self._say(f"agent {host} is gone ({how}); its workers are confirmed dead")
         self.store.commit(Txn((), (Put(self.keys.obituary(host), codec.encode(Obituary(value.host, value.incarnation))),), "obituary"))
         entry = self.store.get(self.keys.member(host))
         if entry is not None and entry.lease and codec.decode(Member, entry.value).incarnation == value.incarnation:
@@ -270,7 +297,47 @@ class Launcher:
     def _tell(self, event: WatchEvent) -> None:
         if isinstance(event, Changed) and event.value is not None:
             told = codec.decode(Event, event.value.value)
-            click.echo(f"tmrun: {told.text}", err=True)
+            self._say(told.text)
+            if told.host in self._own_hosts:
+                self.hooks.tell({"api_version": report.API_VERSION, "job": self.wanted.job, **details.event(told)})
+
+    # -- the live line --------------------------------------------------------------------------------------------------------------
+    def _show(self, job: Job) -> None:
+        """Once a second what is going on, from a few keys: a launcher must not read all that all nodes say."""
+        if time.monotonic() - self._shown_at < _SHOW_S or job.end is not None:
+            return
+        self._shown_at = time.monotonic()
+        found = [self.store.get(self.keys.progress(host)) for host in self._own_hosts]
+        progress = [codec.decode(Progress, kv.value) for kv in found if kv is not None]
+        reason = self.store.get(self.keys.reason)
+        timings = self._timings(job.epoch) if job.migration is not None and self._tells(job) else []
+        status = report.status(job, progress, [], reason.value if reason else "", timings)
+        self._step = max((p.step for p in progress), default=self._step)
+        self.footer.show(*launch_view.line(status, self._own_hosts))
+        self._tell_pauses(job)
+
+    def _tells(self, job: Job) -> bool:
+        """Who reads what all workers said of a switch: a person's terminal, and the launcher of the first slot for its log."""
+        return self.footer.live or (job.map is not None and job.map.seats[0].host in self._own_hosts)
+
+    def _timings(self, epoch: int) -> list[Timing]:
+        prefix = self.keys.timing(epoch, 0).rpartition("/")[0] + "/"
+        return [codec.decode(Timing, kv.value) for kv in self.store.list(prefix).entries]
+
+    def _tell_pauses(self, job: Job) -> None:
+        """After a migration its pause, once all workers have told."""
+        if job.map is not None and job.epoch != self._epoch:
+            self._epoch = job.epoch
+            if job.map.moves and self._tells(job):
+                self._untold[job.epoch] = time.monotonic() + _PAUSE_WAIT_S
+        for epoch, until in list(self._untold.items()):
+            kv = self.store.get(self.keys.map(epoch))
+            rows = report.history([codec.decode(RankMap, kv.value)], {epoch: self._timings(epoch)}, self.wanted.spec.nproc) if kv else []
+            told = bool(rows) and rows[0]["pause_s"] is not None
+            if told:
+                self._say(launch_view.migrated(rows[0]))
+            if told or time.monotonic() > until:
+                del self._untold[epoch]
 
     # -- the end --------------------------------------------------------------------------------------------------------------------
     def _leave(self) -> None:
@@ -281,6 +348,7 @@ class Launcher:
                 break
             self._wait(0.05)
         self._wait(0.05)
+        self.footer.close()
         try:
             self._summary()
         except StoreError:
@@ -295,10 +363,12 @@ class Launcher:
             return False
 
     def _summary(self) -> None:
-        rows = read.read_history(jobs.Connection(self.store, self.keys), self._read())
-        for row in rows:
-            if row["leaver"]:
-                click.echo(f"tmrun: {timeline.line(row)}", err=True)
+        job = self._read()
+        if job.end is None or not self._tells(job):
+            return
+        rows = read.read_history(jobs.Connection(self.store, self.keys), job)
+        for line in launch_view.ending(self.wanted.job, job.end.state.value, rows, self._step, time.monotonic() - self._began):
+            self._say(line)
 
     def _kill_agents(self) -> None:
         for agent in self.agents.values():
@@ -310,6 +380,14 @@ class Launcher:
             except subprocess.TimeoutExpired:
                 agent.kill()
                 agent.wait()
+
+
+def _metrics_of(wanted: tuple[str, int] | None, index: int) -> str:
+    """Where the n-th agent of this machine listens; port 0: wherever there is room."""
+    if wanted is None:
+        return ""
+    host, port = wanted
+    return f"{host}:{port + index if port else 0}"
 
 
 def _difference(job: str, theirs: Spec, ours: Spec) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from tmrun.cli import slurm
+from tmrun.cli.hooks import ENV_URL, Wanted
 from tmrun.cli.jobs import external
 from tmrun.cli.launch import Launch, Where, launch
 from tmrun.cli.own_store import Choice
@@ -63,6 +65,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
     "--join-timeout", type=float, default=600, show_default=True, metavar="SECONDS", help="Wait this long for the store and for nodes."
 )
 @click.option("--shutdown-timeout", type=float, default=30, show_default=True, metavar="SECONDS", help="From SIGTERM to SIGKILL.")
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    envvar="TMRUN_METRICS",
+    help="Serve Prometheus metrics of this host's agents there (the next ports with --local-nodes). [default host: 127.0.0.1]",
+)
+@click.option(
+    "--on-event",
+    metavar="COMMAND",
+    envvar="TMRUN_ON_EVENT",
+    default="",
+    help="Run this for each event of this host's agents, with the event as JSON on standard input; $TMRUN_EVENT_URL: POST it there.",
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name, as in python -m.")
 @click.argument("command_line", metavar="SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(
@@ -83,6 +98,8 @@ def command(
     lease_ttl: int,
     join_timeout: float,
     shutdown_timeout: float,
+    metrics: str | None,
+    on_event: str,
     module: bool,
     command_line: tuple[str, ...],
 ) -> int:
@@ -106,7 +123,10 @@ def command(
     where = Where(local, _name(node_name or socket.gethostname(), "--node-name"), local_addr)
     store = _store(etcd, rdzv_endpoint, etcd_members, secret_file, insecure)
     name = _name(job or ("job" if rdzv_endpoint else f"j-{secrets.token_hex(3)}"), "--job")
-    return launch(Launch(name, spec, where, store, _labels(label), join_timeout, shutdown_timeout))
+    hooks = Wanted(on_event, os.environ.get(ENV_URL, ""))
+    hooks.check()
+    labels = slurm.labels(os.environ) | _labels(label)
+    return launch(Launch(name, spec, where, store, labels, join_timeout, shutdown_timeout, metrics_address(metrics), hooks))
 
 
 def _check_script(command_line: tuple[str, ...], module: bool) -> None:
@@ -135,6 +155,16 @@ def _store(etcd: str | None, rdzv_endpoint: str | None, members: int | None, sec
     choice = Choice(None, hosts, members or max(1, len(hosts)), secret, insecure)
     choice.check()
     return choice
+
+
+def metrics_address(text: str | None) -> tuple[str, int] | None:
+    """``[HOST:]PORT`` -> (host, port); loopback unless a host is named. Raises UsageError."""
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"--metrics {text!r}: write PORT or HOST:PORT, IPv6 as [ADDR]:PORT")
+    return host or "127.0.0.1", int(port)
 
 
 def _name(text: str, flag: str) -> str:

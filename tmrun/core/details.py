@@ -11,6 +11,7 @@ from typing import Any
 from tmrun.core import migration as judging
 from tmrun.core.membership import Job
 from tmrun.core.model import Event, Host, Migration, Phase, Progress, Timing
+from tmrun.core.story import EventKind
 
 MAX_NAMED = 8
 """Missing nodes that are named; the rest is counted."""
@@ -122,4 +123,9 @@ def node(job: Job, host: Host, progress: Progress | None, now: float) -> dict[st
 
 def events(found: Iterable[Event]) -> list[dict[str, Any]]:
     """The story in the order of the writers' clocks."""
-    return [{"time": e.time, "node": e.host, "text": e.text} for e in sorted(found, key=lambda e: e.time)]
+    return [event(e) for e in sorted(found, key=lambda e: e.time)]
+
+
+def event(told: Event) -> dict[str, Any]:
+    """One line of the story; what hooks are given."""
+    return {"time": told.time, "node": told.host, "kind": told.kind or EventKind.NOTE.value, "text": told.text}

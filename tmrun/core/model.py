@@ -412,8 +412,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of the job's story. ``time`` is the writer's wall clock, for people only; nothing is decided by it."""
+    """One line of the job's story; ``kind``: see ``story``. ``time`` is the writer's wall clock, for people only."""
 
     time: float
     host: Host
     text: str
+    kind: str = ""

@@ -123,7 +123,7 @@ class Courier:
 
     # -- receiving ------------------------------------------------------------------------------------------------------------------
     def _receive_all(self) -> None:
-        listener = self._keep(socket.create_server(("", 0), backlog=4))
+        listener = self._keep(socket.create_server((own_address(), 0), backlog=4))
         try:
             self._serve(listener)
         finally:
