@@ -23,9 +23,9 @@ SECRET = "5ecret-of-this-test-0123456789abcdef"
 
 def test_an_operators_night(lab: Lab, tmp_path: Path) -> None:
     hook = tmp_path / "hook.jsonl"
-    flags = ("--local-nodes", "4", "--nnodes", "2", "--standby", "2", "--lease-ttl", "6", "--job", "night", "--metrics", "0")
+    flags = ("--local-nodes", "4", "--nnodes", "2", "--standby", "2", "--job", "night", "--metrics", "0")
     lab.launch(*flags, "--on-event", f"sh -c 'cat >> {hook}; echo >> {hook}'", steps=5000, TMRUN_SECRET=SECRET)
-    lab.wait_warm(2)
+    epoch = lab.wait_warm(2)["epoch"]
 
     # what can be connected to, and what can be read by others
     assert _exposed(lab) == [], "everything listens on loopback"
@@ -50,18 +50,25 @@ def test_an_operators_night(lab: Lab, tmp_path: Path) -> None:
     assert other["joiner"] != move["joiner"]
     told = lab.cli("drain", first, "--reason", "ECC")
     assert told.returncode == 0, told.stderr
-    expected = ("cordoned  (op d-", "plan: slot 0", "prepared: 3/3 votes, stop at step", "committed epoch 2", "paused", "safe to power off")
+    expected = (
+        "cordoned  (op d-",
+        "plan: slot 0",
+        "prepared: 3/3 votes, stop at step",
+        f"committed epoch {epoch + 1}",
+        "paused",
+        "safe to power off",
+    )
     assert [e for e in expected if e not in told.stdout] == [], told.stdout
 
     # a pause holds a replacement back, and says so everywhere
     assert lab.cli("pause", "--reason", "looking").returncode == 0
     os.kill(lab.node(second)["pids"][0], signal.SIGKILL)
     held = wait_for("the failure is held back", lambda: (s := lab.status())["state"] == "paused" and "SIGKILL" in s["reason"] and s)
-    assert held["epoch"] == 2 and {c["code"] for c in held["checks"]} >= {"PAUSED"}
+    assert held["epoch"] == epoch + 1 and {c["code"] for c in held["checks"]} >= {"PAUSED"}
     assert _sees_top(lab, ("AUTOMATION PAUSED", f"{second} failed"))
     assert lab.cli("uncordon", move["joiner"]).returncode == 0
     assert lab.cli("resume").returncode == 0
-    wait_for("the replacement", lambda: lab.status()["epoch"] == 3 and lab.status()["state"] == "running")
+    wait_for("the replacement", lambda: lab.status()["epoch"] == epoch + 2 and lab.status()["state"] == "running")
 
     # a node is replaced because a person says so
     lab.cli("undrain", first)
@@ -72,7 +79,7 @@ def test_an_operators_night(lab: Lab, tmp_path: Path) -> None:
     assert lab.node(seated)["state"] == "drained"
 
     # afterwards
-    trace = _json(lab, "trace", "4")
+    trace = _json(lab, "trace", str(epoch + 3))
     assert {e["name"] for e in trace["traceEvents"] if e["ph"] == "X"} >= {"wait", "state", "redo"}
     rehearsed = next(n["name"] for n in lab.status()["nodes"] if n["state"] in ("standby", "warming"))
     assert f"[{rehearsed} rehearsal 0]" in lab.cli("logs", rehearsed).stdout

@@ -313,7 +313,7 @@ class Launcher:
         timings = self._timings(job.epoch) if job.migration is not None and self._tells(job) else []
         status = report.status(job, progress, [], reason.value if reason else "", timings)
         self._step = max((p.step for p in progress), default=self._step)
-        self.footer.show(*launch_view.line(status, self._own_hosts))
+        self.footer.show(*launch_view.line(status, self._own_hosts, bars=self.footer.live))
         self._tell_pauses(job)
 
     def _tells(self, job: Job) -> bool:

@@ -16,10 +16,11 @@ from tmrun.tui.styles import BAD, DIM, GOOD, JOB_STYLE, STYLE, TITLE, WARN, seco
 _BAR = 12
 
 
-def line(status: Mapping[str, Any], own: Sequence[str]) -> tuple[Text, str]:
-    """(the line, its gist: what has to be told at once when it changes)."""
+def line(status: Mapping[str, Any], own: Sequence[str], *, bars: bool = True) -> tuple[Text, str]:
+    """(the line, its gist: what has to be told at once when it changes). ``bars``: progress is drawn, not only told."""
     head = Text.assemble((status["job"], TITLE), " ", (status["state"], JOB_STYLE.get(status["state"], BAD)))
-    body = _waiting(status) or _migrating(status) or _training(status)
+    width = _BAR if bars else 0
+    body = _waiting(status, width) or _migrating(status, width) or _training(status, width)
     tail = Text()
     if len(own) == 1:
         node = next((n for n in status["nodes"] if n["name"] == own[0]), None)
@@ -34,29 +35,33 @@ def _warm(status: Mapping[str, Any]) -> str:
     return f"standby {standby['warm']}/{standby['wanted']} warm" if standby["wanted"] else "no standby"
 
 
-def _waiting(status: Mapping[str, Any]) -> Text | None:
+def _waiting(status: Mapping[str, Any], width: int) -> Text | None:
     """Nobody trains yet, or any more, because nodes are missing."""
     if status["state"] not in ("rendezvous", "waiting_for_nodes") and not status["paused"]:
         return None
     line = Text(status["reason"] or "waiting")
     if status["state"] == "rendezvous" and status["nnodes"]:
         here, wanted = len(status["nodes"]), status["nnodes"] + status["standby"]["wanted"]
-        return timeline.bar(here, wanted, _BAR, WARN).append(f" {here}/{wanted} nodes  ").append_text(line)
+        return _bar(here, wanted, width, WARN).append(f"{here}/{wanted} nodes  ").append_text(line)
     return line
 
 
-def _migrating(status: Mapping[str, Any]) -> Text | None:
+def _bar(done: int, total: int, width: int, style: str = GOOD) -> Text:
+    return timeline.bar(done, total, width, style).append(" ") if width else Text()
+
+
+def _migrating(status: Mapping[str, Any], width: int) -> Text | None:
     migration = status["migration"]
     if migration is None:
         return None
     now = next((p for p in migration["phases"] if p["state"] == "now"), migration["phases"][-1])
     moves = ", ".join(f"{m['leaver']} -> {m['joiner']}" for m in migration["moves"][:2])
     text = Text(f"epoch {migration['epoch']}: {moves or 'in place'}  {now['name']} ")
-    text.append_text(timeline.bar(now["done"], now["total"], _BAR)).append(f" {now['done']}/{now['total']}")
+    text.append_text(_bar(now["done"], now["total"], width)).append(f"{now['done']}/{now['total']}")
     return text.append(f"  {now['detail']}", DIM) if now["detail"] else text
 
 
-def _training(status: Mapping[str, Any]) -> Text:
+def _training(status: Mapping[str, Any], width: int) -> Text:
     standby = status["standby"]
     text = Text()
     if status["step"] is not None:
@@ -64,7 +69,7 @@ def _training(status: Mapping[str, Any]) -> Text:
         text.append(f"step {status['step']}{pace}  ")
     text.append(f"epoch {status['epoch']}  ")
     if standby["warming"]:
-        text.append_text(timeline.bar(standby["warm"], standby["warm"] + standby["warming"], _BAR, WARN)).append(" ")
+        text.append_text(_bar(standby["warm"], standby["warm"] + standby["warming"], width, WARN))
     return text.append(_warm(status), GOOD if standby["warm"] >= standby["wanted"] else WARN)
 
 
