@@ -135,7 +135,7 @@ def test_every_json_field_is_documented() -> None:
 
 def test_every_check_and_exit_code_is_explained() -> None:
     text = (DOCS / "operating.md").read_text()
-    source = (ROOT / "tmrun" / "core" / "report.py").read_text()
+    source = "".join((ROOT / "tmrun" / "core" / name).read_text() for name in ("report.py", "details.py"))
     for code in re.findall(r'"code": "([A-Z_]+)"', source):
         assert f"`{code}`" in text, f"docs/operating.md does not explain {code}"
     for code in range(8):

@@ -193,6 +193,15 @@ def test_cordon_keeps_ranks_and_is_taken_back(tmrun: Any, store: MemoryStore) ->
     assert job(store).admins == {}
 
 
+def test_checks_name_a_stuck_drain_and_mixed_versions(tmrun: Any, store: MemoryStore) -> None:
+    tmrun("drain", "node0", "--detach")
+    tmrun("cordon", *STANDBY)
+    assert "DRAIN_STUCK: drain d-" in tmrun("status").out
+    store.put(KEYS.member("node1"), encode(Member(Host("node1"), seat("node1").incarnation, "a", 1, "2")))
+    (skew,) = [c for c in tmrun("status", "-o", "json").json()["checks"] if c["code"] == "VERSION_SKEW"]
+    assert "2: node1" in skew["text"]
+
+
 def test_a_cordon_survives_a_drain_and_its_end(tmrun: Any, store: MemoryStore) -> None:
     tmrun("cordon", "node0")
     tmrun("drain", "node0", "--detach")

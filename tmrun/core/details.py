@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tmrun.core import migration as judging
+from tmrun.core import planner
 from tmrun.core.membership import Job
-from tmrun.core.model import Event, Host, Migration, Phase, Progress, Timing
+from tmrun.core.model import Event, Host, Migration, Operation, Phase, Progress, Timing
 from tmrun.core.story import EventKind
 
 MAX_NAMED = 8
@@ -129,3 +130,28 @@ def events(found: Iterable[Event]) -> list[dict[str, Any]]:
 def event(told: Event) -> dict[str, Any]:
     """One line of the story; what hooks are given."""
     return {"time": told.time, "node": told.host, "kind": told.kind or EventKind.NOTE.value, "text": told.text}
+
+
+def checks(job: Job) -> list[dict[str, str]]:
+    """What an operator should look at, as (code, text), besides standbys and the store."""
+    found = []
+    versions: dict[str, list[str]] = {}
+    for host, member in sorted(job.members.items()):
+        versions.setdefault(member.value.version, []).append(host)
+    if len(versions) > 1:
+        told = "; ".join(f"{version}: {some(hosts)}" for version, hosts in sorted(versions.items()))
+        found.append({"code": "VERSION_SKEW", "text": f"nodes run different versions of tmrun ({told})"})
+    if job.map is not None and job.open_migration is None and job.pause is None:
+        found += [_stuck(op) for op in job.open_ops() if op.verb == "drain" and _waits(job, op)]
+    return found
+
+
+def _waits(job: Job, op: Operation) -> bool:
+    """Somebody has to leave, and nobody could take over."""
+    free = [m for m in planner.standbys(job) if not op.to or m.host == op.to]
+    return job.map is not None and not free and any(job.map.slot_of_host(h) is not None for h in op.hosts)
+
+
+def _stuck(op: Operation) -> dict[str, str]:
+    who = op.to or "a standby"
+    return {"code": "DRAIN_STUCK", "text": f"drain {op.id} of {some(op.hosts)} waits for {who} to be warm and free"}

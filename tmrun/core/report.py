@@ -90,6 +90,8 @@ def checks(job: Job) -> list[dict[str, str]]:
         if gone >= coordinator.breaker_limit(job.spec):
             text = f"{gone} of {job.spec.nnodes} nodes are gone and nobody confirms their deaths: look at the store and the network"
             found.append({"code": "STORE_SUSPECT", "text": text})
+    if job.end is None:
+        found += details.checks(job)
     if job.pause is not None and job.end is None:
         found.append({"code": "PAUSED", "text": coordinator.held_back(job)})
     if job.end is None and job.leader is None:

@@ -22,6 +22,8 @@ from tmrun.tui.styles import BAD, CORDONED, DIM, LETTER, STYLE, clip, ranks_text
 Node = Mapping[str, Any]
 _CARD = 38
 _GAP = 2
+_REASONS = 2
+"""When bad nodes are folded into hostlists: so many still say why."""
 QUIET = ("active", "standby")
 """States that need no attention."""
 
@@ -109,7 +111,7 @@ def _dots(nodes: Sequence[Node], width: int, selected: str) -> list[Text]:
     lines = []
     for start in range(0, len(nodes), per_line):
         row = nodes[start : start + per_line]
-        line = Text(_end(row[0]["name"], label).ljust(label) + " ", style=DIM, no_wrap=True)
+        line = Text(no_wrap=True).append(_end(row[0]["name"], label).ljust(label) + " ", DIM)
         for i, node in enumerate(row):
             line.append((" " if i and i % 10 == 0 else "") + letter(node), _style(node, selected))
         lines.append(line)
@@ -124,7 +126,7 @@ def _counts(nodes: Sequence[Node], width: int, height: int) -> list[Text]:
         row = nodes[start : start + block]
         counts = Counter(letter(n) for n in row)
         worst = sorted(row, key=lambda n: severity(n["state"]))
-        line = Text(clip(f"{row[0]['name']} .. {row[-1]['name']}", 30).ljust(31), style=DIM, no_wrap=True, overflow="ellipsis")
+        line = Text(no_wrap=True).append(clip(f"{row[0]['name']} .. {row[-1]['name']}", 30).ljust(31), DIM)
         for node in {letter(n): n for n in reversed(worst)}.values():
             line.append(f"{letter(node)}{counts[letter(node)]} ", STYLE.get(node["state"], BAD))
         line.truncate(width)
@@ -154,20 +156,20 @@ def attention(nodes: Sequence[Node], width: int, height: int) -> list[Text]:
     for node in restless:
         states.setdefault(node["state"], []).append(node)
     lines = [_folded(state, found, width) for state, found in states.items()][:height]
-    return lines + [_why(n, width) for n in restless[: height - len(lines)]]
+    return lines + [_why(n, width) for n in restless[: min(_REASONS, height - len(lines))]]
 
 
 def _why(node: Node, width: int) -> Text:
     what = f"{node['name']} {node['state']}"
     slot = f" (slot {node['slot']}, ranks {ranks_text(node['ranks'])})" if node["ranks"] else ""
-    line = Text(f" {letter(node)} ", style=STYLE.get(node["state"], BAD), no_wrap=True)
+    line = Text(no_wrap=True).append(f" {letter(node)} ", STYLE.get(node["state"], BAD))
     line.append(" " + what, "bold").append(f"{slot}{': ' + node['reason'] if node['reason'] else ''}")
     line.truncate(width, overflow="ellipsis")
     return line
 
 
 def _folded(state: str, nodes: Sequence[Node], width: int) -> Text:
-    line = Text(f" {letter(nodes[0])} ", style=STYLE.get(state, BAD), no_wrap=True)
+    line = Text(no_wrap=True).append(f" {letter(nodes[0])} ", STYLE.get(state, BAD))
     line.append(f" {len(nodes)} {state}: ", "bold").append(compress([n["name"] for n in nodes]))
     line.truncate(width, overflow="ellipsis")
     return line

@@ -23,7 +23,8 @@ MAX_MOVES = 4
 def going_on(migration: Mapping[str, Any], width: int, since_s: float | None = None) -> list[Text]:
     """The migration that is going on. ``since_s``: how long the reader has seen it."""
     waited = f", for {seconds(since_s)}" if since_s is not None else ""
-    head = Text(f"migration {migration['id']} -> epoch {migration['epoch']}: {migration['kind']}{waited}", TITLE, no_wrap=True)
+    head = Text(no_wrap=True)
+    head.append(f"migration {migration['id']} -> epoch {migration['epoch']}: {migration['kind']}{waited}", TITLE)
     if migration["reason"]:
         head.append(f"  ({migration['reason']})", DIM)
     lines = [head, *_moves(migration["moves"])]
@@ -47,12 +48,12 @@ def _moves(moves: Sequence[Mapping[str, Any]]) -> list[Text]:
 def bar(done: float, total: float, width: int = _BAR, style: str = GOOD) -> Text:
     """``━━━━━╌╌╌╌``."""
     full = 0 if total <= 0 else min(width, round(width * done / total))
-    return Text("━" * full, style).append("╌" * (width - full), DIM)
+    return Text().append("━" * full, style).append("╌" * (width - full), DIM)
 
 
 def _phase(phase: Mapping[str, Any]) -> Text:
     sign, style = _MARK[phase["state"]]
-    line = Text(f"  {sign} ", style, no_wrap=True).append(f"{phase['name']:<8}", style)
+    line = Text(no_wrap=True).append(f"  {sign} {phase['name']:<8}", style)
     line.append_text(bar(phase["done"], phase["total"], style=style)).append(f" {phase['done']}/{phase['total']}")
     detail = size(phase["bytes"]) if phase.get("bytes") else phase["detail"]
     return line.append(f"  {detail}", DIM) if detail else line
