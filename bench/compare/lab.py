@@ -32,6 +32,10 @@ class TrialError(Exception):
     """The trial could not be carried out; says why in one line."""
 
 
+class NotReady(Exception):
+    """The system did not come so far that something could happen to it; says what was missing in one line."""
+
+
 class Refused(Exception):
     """The system declined what was asked of it; says why in one line."""
 
@@ -181,13 +185,13 @@ class Lab:
         return self._records
 
     def wait(self, what: str, condition: Callable[[], object], seconds: float, pause_s: float = POLL_S) -> None:
-        """Poll until true. Raises TrialError on the deadline, or when every launcher has ended."""
+        """Poll until true. Raises NotReady on the deadline, or when every launcher has ended."""
         end = time.monotonic() + seconds
         while not condition():
             if self.all_ended():
-                raise TrialError(f"every launcher ended before: {what}")
+                raise NotReady(f"every launcher ended before: {what}")
             if time.monotonic() > end:
-                raise TrialError(f"not within {seconds:.0f} s: {what}")
+                raise NotReady(f"not within {seconds:.0f} s: {what}")
             time.sleep(pause_s)
 
 

@@ -47,7 +47,7 @@ class Cell:
             return ""
         if not self.downs:
             return statistics.mode(self.outcomes)
-        lost = f", {len(self.outcomes) - len(self.downs)} of {len(self.outcomes)} did not recover" if self.failed else ""
+        lost = f", {len(self.outcomes) - len(self.downs)} of {len(self.outcomes)} failed" if self.failed else ""
         spread = f" [{seconds(min(self.downs))}–{seconds(max(self.downs))}]" if len(self.downs) > 1 else ""
         return f"{seconds(statistics.median(self.downs))}{spread}{lost}"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare import events, measure, plan
-from bench.compare.lab import Lab, Refused, TrialError
+from bench.compare.lab import Lab, NotReady, Refused, TrialError
 from bench.compare.machine import Machine, busy_share
 from bench.compare.network import Network
 from bench.compare.plan import Trial
@@ -52,6 +52,8 @@ def run(trial: Trial, marker: str, python: str, scratch: Path, machine: Machine,
             row |= _carry_out(trial, lab, FAMILIES[trial.system](trial, lab, python, scratch), patience)
     except TrialError as error:
         row |= {"outcome": "error", "why": str(error)}
+    except NotReady as error:
+        row |= {"outcome": "did not start", "why": str(error)}
     except Refused as error:
         row |= {"outcome": "refused", "why": str(error)}
     row["wall_s"] = round(time.monotonic() - began, 1)

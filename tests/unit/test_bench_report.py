@@ -48,7 +48,7 @@ def test_a_table_has_medians_ranges_and_ratios() -> None:
 
 def test_a_loser_is_shown() -> None:
     rows = [*ROWS, row("tmrun", "kill", 3, None, "job lost")]
-    assert report.cell(report.select(rows, system="tmrun", event="kill")).text == "0.22 [0.11–0.33], 1 of 4 did not recover"
+    assert report.cell(report.select(rows, system="tmrun", event="kill")).text == "0.22 [0.11–0.33], 1 of 4 failed"
 
 
 def test_exactness_is_told_from_losses() -> None:
