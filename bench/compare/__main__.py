@@ -128,7 +128,8 @@ def _write(args: argparse.Namespace) -> None:
         if rows and suite != documents.SCALE:
             picture = DOCUMENTS[1].parent / documents.picture(suite)
             picture.parent.mkdir(exist_ok=True)
-            picture.write_text(plots.downtime(rows, f"downtime, suite {suite}"))
+            draw = plots.growth if suite == "growth" else plots.downtime
+            picture.write_text(draw(rows, f"downtime, suite {suite}"))
 
 
 def _scale(args: argparse.Namespace) -> None:

@@ -83,3 +83,5 @@ class Network:
             subprocess.run(["ip", "netns", "del", self._space(name)], capture_output=True, check=False)
             shutil.rmtree(_HOSTS / self._space(name), ignore_errors=True)
         subprocess.run(["ip", "link", "del", f"{self.prefix}br"], capture_output=True, check=False)
+        if _HOSTS.exists() and not any(_HOSTS.iterdir()):
+            _HOSTS.rmdir()

@@ -35,6 +35,8 @@ STATES = {"small": (64, 2, 8), "40MB": (256, 4, 4), "100MB": (384, 5, 2), "200MB
 """Name -> (width, layers, batch a rank) of the GPT: parameters and AdamW's moments make about that much state."""
 COMPILED = ("off", "warm", "cold")
 """torch.compile: off, with a kernel cache that all hosts share and that is filled, with an empty one on every host."""
+GUESS_S = 35.0
+"""What a trial takes, until one was run."""
 ENOUGH_FAILURES = 2
 """What did not recover so often, and never did, is not run again: it costs the whole patience every time."""
 
@@ -117,7 +119,7 @@ SUITES: dict[str, Suite] = {
 def minutes(trials: Sequence[Trial], seconds: Mapping[str, float]) -> float:
     """About how long they take. ``seconds``: what earlier trials of a case took."""
     known = sorted(seconds.values())
-    usual = known[len(known) // 2] if known else 60.0
+    usual = known[len(known) // 2] if known else GUESS_S
     return sum(seconds.get(t.case, usual) for t in trials) / 60
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.compare.plan import EVENTS, SYSTEMS, TITLES
+from bench.compare.plan import EVENTS, STATES, SYSTEMS, TITLES
 
 Row = Mapping[str, Any]
 BASE = "torchrun"
@@ -94,10 +94,11 @@ def ratio(mine: Cell, base: Cell) -> str:
 
 def settings(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """What the rows vary besides system, tuning, event and repetition, in a stable order."""
+    sizes = list(STATES)
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         setting = {k: row["trial"][k] for k in ("nodes", "state", "compiled", "mbit", "netns")}
-        found.setdefault(tuple(map(str, setting.values())), setting)
+        found.setdefault((setting["nodes"], sizes.index(setting["state"]), setting["compiled"], setting["mbit"], setting["netns"]), setting)
     return [found[k] for k in sorted(found)]
 
 

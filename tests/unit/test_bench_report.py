@@ -86,6 +86,15 @@ def test_plots_are_svg() -> None:
     assert {"0.22 s", "no recovery", "not installed"} <= set(texts)
 
 
+def test_growth_is_a_curve() -> None:
+    rows = [row(s, "kill", 0, down, state=state) for s in ("torchrun", "tmrun") for state, down in (("small", 0.3), ("200MB", 0.6))]
+    header, lines = report.growth(rows)
+    assert header == ["state", "nodes", "event", "torchrun", "tmrun", "ratio"]
+    assert [line[:1] + line[3:] for line in lines] == [["small", "0.30", "0.30", "×1.000"], ["200MB", "0.60", "0.60", "×1.000"]]
+    picture = ElementTree.fromstring(plots.growth(rows, "growth"))
+    assert len(list(picture.iter("{http://www.w3.org/2000/svg}polyline"))) == 4  # each system: over the state, over the nodes
+
+
 def test_a_document_is_filled_again_and_again() -> None:
     text = "before\n<!-- generated: compare-core -->\nold\n<!-- /generated -->\nafter"
     new = documents.fill(text, {"core": ROWS})
