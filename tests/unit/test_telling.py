@@ -248,7 +248,7 @@ def test_the_footer_keeps_the_last_line_for_itself_and_gives_it_back(monkeypatch
     assert "\x1b[1;29r" in out.getvalue()
     footer.say("an event")
     footer.close()
-    assert out.getvalue().endswith("\x1b[K\x1b8") and "\x1b[r" in out.getvalue()
+    assert out.getvalue().endswith("\x1b[K\x1b8\x1b[K") and "\x1b[r" in out.getvalue()
 
 
 def test_without_a_terminal_the_line_is_printed_when_its_gist_changes_or_seldom() -> None:

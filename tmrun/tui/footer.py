@@ -65,7 +65,7 @@ class Footer:
     def close(self) -> None:
         """The whole screen scrolls again, the line is gone."""
         if self._region is not None:
-            self._write(f"{_SAVE}\x1b[r\x1b[{self._region[1]};1H{_CLEAR}{_RESTORE}")
+            self._write(f"{_SAVE}\x1b[r\x1b[{self._region[1]};1H{_CLEAR}{_RESTORE}{_CLEAR}")
             self._region = None
 
     def _draw(self) -> None:
