@@ -143,7 +143,7 @@ def test_events_in_the_order_of_time(tmrun: Any) -> None:
 
 def test_events_follow_until_the_job_ends(tmrun: Any, store: MemoryStore) -> None:
     store.put(KEYS.end, encode(End(JobState.SUCCEEDED, 0, "done")))
-    assert len(tmrun("events", "-f").out.splitlines()) == 2
+    assert len(tmrun("events", "-f").out.splitlines()) == 2, "the watch lists them again, nobody wants to read them again"
 
 
 def test_trace_lays_the_workers_phases_side_by_side(tmrun: Any, tmp_path: Any) -> None:
@@ -312,3 +312,15 @@ def test_completion_knows_verbs_and_nodes(store: MemoryStore, shell: str, capsys
     words = {"COMP_WORDS": "tmrun drain node1", "COMP_CWORD": "node1" if shell == "fish" else "2", "_TMRUN_COMPLETE": f"{shell}_complete"}
     told = CliRunner().invoke(main.cli, [], prog_name="tmrun", env=words)
     assert "node1" in told.output and "node10" in told.output and "node2" not in told.output
+
+
+def test_what_top_reads_once_is_what_history_says(store: MemoryStore) -> None:
+    from tmrun.cli import read
+
+    connection, past, story = jobs.Connection(store, KEYS), read.Past(jobs.Connection(store, KEYS)), read.Story()
+    assert past.rows(2, 2) == read.read_history(connection, job(store))
+    watch = store.watch(KEYS.events, story.feed)
+    store.put(KEYS.event("node0.1", 2), encode(Event(1001.0, Host("node0"), "between")))
+    assert [e["text"] for e in story.events()] == ["epoch 1: node0 ranks 0-1", "between", "node10 is a warm standby"]
+    assert story.events() == read.read_events(connection)
+    watch.close()

@@ -58,7 +58,7 @@ def _key(event: dict[str, Any]) -> tuple[float, str, str]:
 def _follow(
     connection: Connection, news: queue.SimpleQueue[WatchEvent], told: set[tuple[float, str, str]], output: str, kind: tuple[str, ...]
 ) -> None:
-    """The watch begins before the reading ended, so the first ones may have been told already."""
+    """A watch begins with all there is, and lists all anew after a gap: what was told already is not told again."""
     ended = False
     while True:
         try:
@@ -71,6 +71,7 @@ def _follow(
         found = [event.value] if isinstance(event, Changed) else event.listing.entries
         for one in details.events(codec.decode(Event, kv.value) for kv in found if kv is not None):
             if _key(one) not in told and (not kind or one["kind"] in kind):
+                told.add(_key(one))
                 _show(one, output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from typing import Any
@@ -10,14 +11,15 @@ from tmrun.cli.jobs import Connection
 from tmrun.core import codec, details, report
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import Event, Progress, RankMap, Timing
+from tmrun.store.api import Changed, WatchEvent
 
 
-def read_timings(connection: Connection) -> dict[int, list[Timing]]:
-    """The workers' accounts of their switches, by epoch."""
+def read_timings(connection: Connection, epoch: int | None = None) -> dict[int, list[Timing]]:
+    """The workers' accounts of their switches, by epoch; of one epoch only when it is named."""
+    prefix = f"{connection.keys.log}timing/" if epoch is None else f"{connection.keys.log}timing/{epoch:08d}/"
     timings: dict[int, list[Timing]] = defaultdict(list)
-    for kv in connection.store.list(f"{connection.keys.log}timing/").entries:
-        epoch = int(connection.keys.parse(kv.key)[1][0])
-        timings[epoch].append(codec.decode(Timing, kv.value))
+    for kv in connection.store.list(prefix).entries:
+        timings[int(connection.keys.parse(kv.key)[1][0])].append(codec.decode(Timing, kv.value))
     return timings
 
 
@@ -26,14 +28,13 @@ def read_maps(connection: Connection) -> list[RankMap]:
     return [codec.decode(RankMap, kv.value) for kv in connection.store.list(connection.keys.maps).entries]
 
 
-def read_events(connection: Connection) -> list[dict[str, Any]]:
-    """The whole story."""
-    return details.events(codec.decode(Event, kv.value) for kv in connection.store.list(connection.keys.events).entries)
-
-
 def read_history(connection: Connection, job: Job) -> list[dict[str, Any]]:
     """Rows of ``core.report.history``."""
-    return report.history(read_maps(connection), read_timings(connection), job.spec.nproc if job.spec else 1)
+    return report.history(read_maps(connection), read_timings(connection), _nproc(job))
+
+
+def _nproc(job: Job) -> int:
+    return job.spec.nproc if job.spec else 1
 
 
 def read_status(connection: Connection) -> dict[str, Any]:
@@ -42,6 +43,52 @@ def read_status(connection: Connection) -> dict[str, Any]:
     job = fold(keys, store.list(keys.ctl).entries)
     progress = [codec.decode(Progress, kv.value) for kv in store.list(f"{keys.log}progress/").entries]
     told = store.get(keys.reason)
-    timings = read_timings(connection)
-    rows = report.history(read_maps(connection), timings, job.spec.nproc if job.spec else 1)
+    timings = read_timings(connection, job.epoch)
+    rows = report.history([job.map], timings, _nproc(job)) if job.map else []
     return report.status(job, progress, rows, told.value if told else "", timings.get(job.epoch, ()), time.time())
+
+
+def read_events(connection: Connection) -> list[dict[str, Any]]:
+    """The whole story."""
+    return details.events(codec.decode(Event, kv.value) for kv in connection.store.list(connection.keys.events).entries)
+
+
+class Past:
+    """History for somebody who looks again and again: what cannot change any more is read once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._rows: dict[int, dict[str, Any]] = {}
+
+    def rows(self, epoch: int, nproc: int) -> list[dict[str, Any]]:
+        """Rows of ``core.report.history`` up to ``epoch``."""
+        for wanted in range(1, epoch + 1):
+            known = self._rows.get(wanted)
+            if known is None or (known["pause_s"] is None and wanted > epoch - _STILL_TOLD):
+                kv = self._connection.store.get(self._connection.keys.map(wanted))
+                maps = [codec.decode(RankMap, kv.value)] if kv is not None else []
+                self._rows |= {r["epoch"]: r for r in report.history(maps, read_timings(self._connection, wanted), nproc)}
+        return [row for _, row in sorted(self._rows.items())]
+
+
+_STILL_TOLD = 2
+"""Workers may still tell of so many of the newest epochs."""
+
+
+class Story:
+    """The events for somebody who looks again and again; fed by a watch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, Event] = {}
+
+    def feed(self, news: WatchEvent) -> None:
+        """Called from the watch's thread."""
+        found = [news.value] if isinstance(news, Changed) else news.listing.entries
+        with self._lock:
+            self._known |= {kv.key: codec.decode(Event, kv.value) for kv in found if kv is not None}
+
+    def events(self) -> list[dict[str, Any]]:
+        """All that was told so far."""
+        with self._lock:
+            return details.events(self._known.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
@@ -62,9 +62,13 @@ class _Top:
     _migration: tuple[int, float] = (0, 0.0)
     _screen: Screen | None = None
     _reader: live.Reader[Screen] | None = None
+    _past: read.Past | None = None
+    _story: read.Story = field(default_factory=read.Story)
 
     def run(self) -> None:
         """Until the user quits."""
+        self._past = read.Past(self.connection)
+        told = self.connection.store.watch(self.connection.keys.events, self._story.feed)
         self._screen = self._read()  # a store that does not answer at all is an ordinary error
         reader = self._reader = live.Reader(self._read, self.every_s)
 
@@ -75,13 +79,16 @@ class _Top:
         try:
             live.full_screen(self._draw, self._press)
         finally:
+            told.close()
             watch.close()
             reader.close()
 
     def _read(self) -> Screen:
+        assert self._past is not None
         status: dict[str, Any] = read.read_status(self.connection)
-        rows = read.read_history(self.connection, self.connection.read())
-        return Screen(status, rows, read.read_events(self.connection), self._since(status["migration"]))
+        rows = self._past.rows(status["epoch"], status["nproc"] or 1)
+        said = logs.tail(self.connection, self.ui.selected) if self.ui.page == "logs" else ()
+        return Screen(status, rows, self._story.events(), self._since(status["migration"]), logs=said)
 
     def _since(self, migration: dict[str, Any] | None) -> float | None:
         if migration is None:
@@ -95,8 +102,7 @@ class _Top:
         self.size = (width, height)
         newest = self._reader.value or self._screen
         silent = time.monotonic() - self._reader.read_at if isinstance(self._reader.error, StoreError) else 0.0
-        said = logs.tail(self.connection, self.ui.selected) if self.ui.page == "logs" else ()
-        self._screen = Screen(newest.status, newest.history, newest.events, newest.migrating_s, silent if silent > _STALE_S else 0.0, said)
+        self._screen = replace(newest, stale_s=silent if silent > _STALE_S else 0.0)
         return views.top(self._screen, width, height, self.ui)
 
     def _press(self, key: str) -> bool:

@@ -22,6 +22,8 @@ from rich.live import Live
 
 T = TypeVar("T")
 FRAME_S = 0.1
+BURST_S = 0.2
+"""News comes in bursts: nobody reads anew for each piece of it."""
 _KEYS = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left", b"\x1bOA": "up", b"\x1bOB": "down",
          b"\x1bOC": "right", b"\x1bOD": "left", b"\x1b": "esc", b"\r": "enter", b"\n": "enter", b"\x03": "ctrl-c"}  # fmt: skip
 
@@ -80,7 +82,7 @@ class Reader(Generic[T]):
                 self.error = error
             self._moved.wait(self._every_s)
             self._moved.clear()
-            time.sleep(FRAME_S / 2)  # news comes in bursts
+            time.sleep(BURST_S)
 
 
 def full_screen(draw: Callable[[int, int], RenderableType], press: Callable[[str], bool]) -> None:
