@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,12 @@ from tmrun.core import coordinator, node, planner, transactions
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import Host, Incarnation, Kind, Member, Operation, Spec, WorkerVote
+from tmrun.core.model import Host, Incarnation, Kind, Member, Operation, Spec, Verb, WorkerVote
 from tmrun.core.txn import Txn
-from tmrun.store.api import Resync, Watch, WatchEvent
+from tmrun.store.api import Resync, WatchEvent
 from tmrun.store.embedded import EmbeddedEtcd
 from tmrun.store.etcd import EtcdStore
+from tmrun.store.etcd_watch import EtcdWatch
 
 KEYS = Keys("scale")
 TURNERS = 8
@@ -223,14 +224,16 @@ class Counting(EtcdStore):
         super().__init__(endpoint, **limits)  # type: ignore[arg-type]
         self._tally = tally
 
-    def watch(self, prefix: str, on_event: Callable[[WatchEvent], None]) -> Watch:
-        """See ``Store``."""
+    def watch_all(self, feeds: Mapping[str, Callable[[WatchEvent], None]]) -> EtcdWatch:
+        """See ``Store``; ``watch`` is one of these too."""
+        return super().watch_all({prefix: self._counted(on_event) for prefix, on_event in feeds.items()})
 
+    def _counted(self, on_event: Callable[[WatchEvent], None]) -> Callable[[WatchEvent], None]:
         def count(event: WatchEvent) -> None:
             self._tally["resyncs" if isinstance(event, Resync) else "events"] += 1
             on_event(event)
 
-        return super().watch(prefix, count)
+        return count
 
 
 # -- one process of agents ----------------------------------------------------------------------------------------------------------
@@ -416,7 +419,7 @@ class Bench:
         return joined == self.spec.nnodes and len(planner.standbys(job)) >= self.spec.standby
 
     def _drain(self, host: str) -> None:
-        op = Operation("d1", "drain", (Host(host),), "bench")
+        op = Operation("d1", Verb.DRAIN, (Host(host),), "bench")
         job = self._job()
         if self.store.commit(transactions.request(job, op)).succeeded:
             self.requested = time.monotonic()

@@ -221,13 +221,6 @@ class Abort:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """A standby that is not needed any more: end with exit code 0."""
-
-    reason: str
-
-
 # -- store channel ------------------------------------------------------------------------------------------------------------------
 class StoreOp(str, Enum):
     """What c10d's Store interface needs."""
@@ -265,13 +258,13 @@ class StoreReply:
 
 Message = (
     Hello | Joined | Warm | Progress | Prepared | Refused | Suspect | Switched | Resumed | Left | Finished
-    | Prepare | Commit | Abort | Shutdown | StoreRequest | StoreReply
+    | Prepare | Commit | Abort | StoreRequest | StoreReply
 )  # fmt: skip
 _TYPES: dict[str, type[Message]] = {
     t.__name__: t
     for t in (
         Hello, Joined, Warm, Progress, Prepared, Refused, Suspect, Switched, Resumed, Left, Finished,
-        Prepare, Commit, Abort, Shutdown, StoreRequest, StoreReply,
+        Prepare, Commit, Abort, StoreRequest, StoreReply,
     )
 }  # fmt: skip
 

@@ -22,62 +22,68 @@ class Views:
 
     def __init__(self, store: Store, keys: Keys, host: str, moved: Callable[[], None]) -> None:
         self._store, self._keys, self._moved = store, keys, moved
-        self._views: dict[str, _View] = {}
         self._own = (keys.common, keys.node(host))
+        self._parts: dict[str, Mirror] = {}
+        self._all: Mirror | None = None
+        self._part_watch: Watch | None = None
+        self._all_watch: Watch | None = None
         self.want(frozenset(), everything=False)
 
     def want(self, slots: frozenset[int], *, everything: bool) -> bool:
         """Watch this and nothing else; True when that is a change."""
-        wanted = {*self._own, *(self._keys.slot(i) for i in slots)} | ({self._keys.ctl} if everything else set())
-        if wanted == self._views.keys():
-            return False
-        for prefix in self._views.keys() - wanted:
-            self._views.pop(prefix).watch.close()
-        for prefix in wanted - self._views.keys():
-            self._views[prefix] = _View(self._store, prefix, self._moved)
-        return True
+        wanted = [*self._own, *(self._keys.slot(i) for i in sorted(slots))]
+        changed = wanted != list(self._parts) or everything != (self._all is not None)
+        if wanted != list(self._parts):
+            self._part_watch = self._replace(self._part_watch, {p: self._parts.get(p) or Mirror() for p in wanted})
+        if everything and self._all is None:
+            self._all = Mirror()
+            self._all_watch = self._store.watch(self._keys.ctl, self._feed(self._all))
+        elif self._all_watch is not None and not everything:
+            self._all_watch.close()
+            self._all = self._all_watch = None
+        return changed
+
+    def _replace(self, old: Watch | None, parts: dict[str, Mirror]) -> Watch:
+        """One stream for all parts; what was heard of those that stay is kept, and the new stream lists them again."""
+        if old is not None:
+            old.close()
+        self._parts = parts
+        return self._store.watch_all({prefix: self._feed(mirror) for prefix, mirror in parts.items()})
+
+    def _feed(self, mirror: Mirror) -> Callable[[WatchEvent], None]:
+        def feed(event: WatchEvent) -> None:
+            mirror.feed(event)
+            self._moved()
+
+        return feed
 
     @property
     def sees_all(self) -> bool:
         """Everything is watched, and has been heard of."""
-        view = self._views.get(self._keys.ctl)
-        return view is not None and view.mirror.loaded
+        return self._all is not None and self._all.loaded
 
     @property
     def loaded(self) -> bool:
         """All that is watched of an ordinary agent has been heard of: what is missing then does not exist."""
-        return self.sees_all or all(v.mirror.loaded for p, v in self._views.items() if p != self._keys.ctl)
+        return self.sees_all or all(mirror.loaded for mirror in self._parts.values())
 
     def snapshot(self) -> tuple[KeyValue, ...]:
         """The keys as last heard."""
-        return tuple(kv for view in self._in_use() for kv in view.mirror.snapshot())
+        return tuple(kv for mirror in self._in_use().values() for kv in mirror.snapshot())
 
     def refresh(self) -> None:
         """Read all that is watched anew. Raises StoreError."""
-        for view in self._in_use():
-            view.mirror.feed(Resync(self._store.list(view.prefix)))
+        for prefix, mirror in self._in_use().items():
+            mirror.feed(Resync(self._store.list(prefix)))
 
     def wait_for(self, txn: Txn, revision: int, timeout_s: float) -> bool:
         """True once the watches have told all that ``txn`` did at ``revision``; False when they did not in time."""
-        return all(v.mirror.wait_for([op for op in txn.ops if v.sees(op)], revision, timeout_s) for v in self._in_use())
+        told = (m.wait_for([op for op in txn.ops if _touched(op).startswith(p)], revision, timeout_s) for p, m in self._in_use().items())
+        return all(told)
 
-    def _in_use(self) -> list[_View]:
-        if self.sees_all:
-            return [self._views[self._keys.ctl]]
-        return [view for prefix, view in self._views.items() if prefix != self._keys.ctl]
+    def _in_use(self) -> dict[str, Mirror]:
+        return {self._keys.ctl: self._all} if self._all is not None and self._all.loaded else self._parts
 
 
-class _View:
-    """One watched prefix."""
-
-    def __init__(self, store: Store, prefix: str, moved: Callable[[], None]) -> None:
-        self.prefix, self.mirror = prefix, Mirror()
-
-        def feed(event: WatchEvent) -> None:
-            self.mirror.feed(event)
-            moved()
-
-        self.watch: Watch = store.watch(prefix, feed)
-
-    def sees(self, op: Op) -> bool:
-        return (op.prefix if isinstance(op, DeletePrefix) else op.key).startswith(self.prefix)
+def _touched(op: Op) -> str:
+    return op.prefix if isinstance(op, DeletePrefix) else op.key

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from store_lab import Lab, eventually, our_threads, real_pause
+from store_lab import Lab, admin, eventually, our_threads, real_pause
 
 from tmrun.store.embedded import EmbeddedEtcd
+from tmrun.store.endpoints import TlsFiles
 from tmrun.store.etcd import EtcdStore
+from tmrun.store.etcd_stubs import rpc
 from tmrun.store.memory import MemoryWorld
 
 
@@ -55,3 +59,41 @@ def connect() -> Iterator[Callable[..., EtcdStore]]:
 def _no_threads_left() -> Iterator[None]:
     yield
     eventually(lambda: not our_threads(), 5.0)
+
+
+@pytest.fixture
+def guarded_etcd(own_etcd: EmbeddedEtcd, connect: Callable[..., EtcdStore]) -> EmbeddedEtcd:
+    """root may everything, reader may read below r/."""
+    store = connect(own_etcd.endpoint)
+    read = rpc.AuthRoleGrantPermissionRequest(name="reader")
+    read.perm.permType, read.perm.key, read.perm.range_end = read.perm.READ, b"r/", b"r0"
+    for method, request in (
+        ("UserAdd", rpc.AuthUserAddRequest(name="root", password="secret")),
+        ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root")),
+        ("RoleAdd", rpc.AuthRoleAddRequest(name="reader")),
+        ("RoleGrantPermission", read),
+        ("UserAdd", rpc.AuthUserAddRequest(name="reader", password="weak")),
+        ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="reader", role="reader")),
+        ("AuthEnable", rpc.AuthEnableRequest()),
+    ):
+        if request.DESCRIPTOR.name == "AuthUserGrantRoleRequest" and request.role == "root":
+            admin(store, lambda e: e.auth.RoleAdd, rpc.AuthRoleAddRequest(name="root"))
+        admin(store, lambda e, method=method: getattr(e.auth, method), request)
+    return own_etcd
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """A CA, and one certificate for 127.0.0.1 that serves and asks."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl program to make certificates with")
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
+    new = "-newkey rsa:2048 -nodes"
+    for command in (
+        f"req -x509 {new} -days 2 -subj /CN=ca -keyout ca.key -out ca.crt",
+        f"req {new} -subj /CN=root -keyout node.key -out node.csr",
+        "x509 -req -days 2 -in node.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile ext -out node.crt",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    return TlsFiles(folder / "ca.crt", folder / "node.crt", folder / "node.key")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -189,7 +188,7 @@ def test_a_compacted_watch_lists_anew(own_etcd: EmbeddedEtcd, connect: Connect) 
     admin(store, lambda e: e.kv.Compact, rpc.CompactionRequest(revision=store.list("w/").revision))
     stale = iter([Listing(1, ())])
     seen = Seen()
-    watch = EtcdWatch(store._channels, "w/", lambda: next(stale, None) or store.list("w/"), seen)
+    watch = EtcdWatch(store._channels, {"w/": seen}, lambda _: next(stale, None) or store.list("w/"))
     eventually(lambda: len(seen.resyncs) == 2)
     store.put("w/b", "4")
     eventually(lambda: seen.changes)
@@ -213,27 +212,6 @@ def test_a_watch_lists_anew_from_time_to_time_and_misses_nothing(shared_etcd: Em
 
 
 # --- auth and TLS
-
-
-@pytest.fixture
-def guarded_etcd(own_etcd: EmbeddedEtcd, connect: Connect) -> EmbeddedEtcd:
-    """root may everything, reader may read below r/."""
-    store = connect(own_etcd.endpoint)
-    read = rpc.AuthRoleGrantPermissionRequest(name="reader")
-    read.perm.permType, read.perm.key, read.perm.range_end = read.perm.READ, b"r/", b"r0"
-    for method, request in (
-        ("UserAdd", rpc.AuthUserAddRequest(name="root", password="secret")),
-        ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root")),
-        ("RoleAdd", rpc.AuthRoleAddRequest(name="reader")),
-        ("RoleGrantPermission", read),
-        ("UserAdd", rpc.AuthUserAddRequest(name="reader", password="weak")),
-        ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="reader", role="reader")),
-        ("AuthEnable", rpc.AuthEnableRequest()),
-    ):
-        if request.DESCRIPTOR.name == "AuthUserGrantRoleRequest" and request.role == "root":
-            admin(store, lambda e: e.auth.RoleAdd, rpc.AuthRoleAddRequest(name="root"))
-        admin(store, lambda e, method=method: getattr(e.auth, method), request)
-    return own_etcd
 
 
 def test_password(guarded_etcd: EmbeddedEtcd, connect: Connect) -> None:
@@ -284,28 +262,11 @@ def test_an_expired_token_is_renewed(guarded_etcd: EmbeddedEtcd, connect: Connec
     seen = Seen()
     stale = iter([Listing(store.list("a").revision, ())])
     store._channels._token = "expired.3"
-    watch = EtcdWatch(store._channels, "a", lambda: next(stale), seen)
+    watch = EtcdWatch(store._channels, {"a": seen}, lambda _: next(stale))
     eventually(lambda: store._channels._token != "expired.3")
     store.put("a", "3")
     eventually(lambda: seen.changes == [("a", "3")])
     watch.close()
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    """A CA, and one certificate for 127.0.0.1 that serves and asks."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl program to make certificates with")
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
-    new = "-newkey rsa:2048 -nodes"
-    for command in (
-        f"req -x509 {new} -days 2 -subj /CN=ca -keyout ca.key -out ca.crt",
-        f"req {new} -subj /CN=root -keyout node.key -out node.csr",
-        "x509 -req -days 2 -in node.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile ext -out node.crt",
-    ):
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-    return TlsFiles(folder / "ca.crt", folder / "node.crt", folder / "node.key")
 
 
 def test_mutual_tls(certificates: TlsFiles, connect: Connect) -> None:

@@ -11,7 +11,7 @@ from training import require
 from tmrun.core import migration as judging
 from tmrun.core import node, planner
 from tmrun.core.membership import Job, fold, known_hosts, node_state
-from tmrun.core.model import Host, Kind, Migration, NodeState, OpState, Phase, RankMap, Seat, Vote
+from tmrun.core.model import Host, Kind, Migration, NodeState, OpState, Phase, RankMap, Seat, Verb, Vote
 from tmrun.core.txn import Listing, Txn
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Audit:
                     require(not job.runs_on(host), "11", f"request {op.id} is done, but {host} holds a slot")
                     left = [str(w) for w in self.world.training.living() if w.seat.host == host and (w.computes or w.state == "hand")]
                     require(not left, "11", f"request {op.id} is done, but processes live: {left}")
-            if op.id not in self.ended_ops and op.state is OpState.CANCELLED and op.verb == "drain":
+            if op.id not in self.ended_ops and op.state is OpState.CANCELLED and op.verb is Verb.DRAIN:
                 seated = job.map is None or any(job.map.slot_of_host(h) is not None for h in op.hosts)
                 require(seated, "12", f"request {op.id} is cancelled, but it had been carried out")
             before = self.ended_ops.setdefault(op.id, op.state)

@@ -15,7 +15,7 @@ from tmrun.core import migration as judging
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Seat
-from tmrun.core.txn import Guard, Txn
+from tmrun.core.txn import Absent, Guard, Txn
 
 KEYS = Keys("job")
 Mutation = Callable[[], Any]
@@ -52,24 +52,14 @@ def _alive_whoever(self: Job, seat: Seat) -> bool:
     return seat.host in self.members
 
 
-def _leaver_guards(keep: str) -> Mutation:
-    """The guard on a failed slot is only one of: run, member."""
-    original = transactions._leaver_guards
+def _no_leaver(kind: Kind) -> Mutation:
+    """Nothing is known of the leavers of such migrations."""
+    original = transactions._leaver_guard
 
-    def only(job: Job, kind: Kind, move: Any) -> tuple[Guard, ...]:
-        guards = original(job, kind, move)
-        return guards if kind is not Kind.FAILURE else tuple(g for g in guards if _on(g, (keep,)))
+    def guard(job: Job, which: Kind, move: Any) -> Guard:
+        return original(job, which, move) if which is not kind else Absent("/nobody/writes/this")
 
-    return instead(transactions, "_leaver_guards", only)
-
-
-def _no_drain_leaver() -> Mutation:
-    original = transactions._leaver_guards
-    return instead(transactions, "_leaver_guards", lambda job, kind, move: original(job, kind, move) if kind is Kind.FAILURE else ())
-
-
-def _no_leaver() -> Mutation:
-    return instead(transactions, "_leaver_guards", lambda job, kind, move: ())
+    return instead(transactions, "_leaver_guard", guard)
 
 
 def _eager_commit() -> Mutation:
@@ -103,40 +93,29 @@ def _prepare_first() -> Mutation:
 
 
 MUTATIONS: dict[str, Mutation] = {
-    "elect: somebody else leads": without("elect", "leader"),
     "elect: term as read": without("elect", "term"),
     "elect: I am a member": without("elect", "member"),
-    "start: leader and term": without("start", "leader", "term"),
+    "start: leader": without("start", "leader"),
     "start: head unchanged": without("start", "head"),
-    "start: who loses a seat has not come back": without("start", "member"),
     "propose: leader": without("propose", "leader"),
-    "propose: term": without("propose", "term"),
-    "propose: leader and term": without("propose", "leader", "term"),
     "propose: head unchanged": without("propose", "head"),
     "propose: members unchanged": without("propose", "member"),
     "propose: joiner not drained": without("propose", "admin"),
     "propose: not paused since": without("propose", "pause"),
     "start: not paused since": without("start", "pause"),
     "propose: slot not claimed": without("propose", "run"),
-    "commit: leader and term": without("commit", "leader", "term"),
+    "commit: leader": without("commit", "leader"),
     "commit: head unchanged": without("commit", "head"),
-    "commit: migration unchanged": without("commit", "migration"),
-    "commit: head and migration unchanged": without("commit", "head", "migration"),
     "commit: members unchanged": without("commit", "member"),
     "commit: slot not claimed": without("commit", "run"),
-    "commit: votes present": without("commit", "vote"),
-    "propose, commit: failed slot's run key": _leaver_guards("member"),
-    "propose, commit: failed slot's member key": _leaver_guards("run"),
-    "propose, commit: failed slot's keys": _no_leaver(),
-    "propose, commit: drained slot's member key": _no_drain_leaver(),
-    "abort: leader and term": without("abort", "leader", "term"),
+    "propose, commit: failed slot's run key": _no_leaver(Kind.FAILURE),
+    "propose, commit: drained slot's member key": _no_leaver(Kind.DRAIN),
+    "abort: leader": without("abort", "leader"),
     "abort: head unchanged": without("abort", "head"),
-    "abort: migration unchanged": without("abort", "migration"),
-    "abort: head and migration unchanged": without("abort", "head", "migration"),
-    "commit: leader, term, head and migration": without("commit", "leader", "term", "head", "migration"),
-    "abort: leader, term, head and migration": without("abort", "leader", "term", "head", "migration"),
-    "propose: leader, term and head": without("propose", "leader", "term", "head"),
-    "start: leader, term and head": without("start", "leader", "term", "head"),
+    "commit: leader and head": without("commit", "leader", "head"),
+    "abort: leader and head": without("abort", "leader", "head"),
+    "propose: leader and head": without("propose", "leader", "head"),
+    "start: leader and head": without("start", "leader", "head"),
     "claim: member and head": without("claim", "member", "head"),
     "claim: nothing": without("claim", "run", "member", "head"),
     "vote: member and migration": without("vote", "member", "migration"),
@@ -147,19 +126,19 @@ MUTATIONS: dict[str, Mutation] = {
     "claim: I am a member": without("claim", "member"),
     "claim: the map is the head's": without("claim", "head"),
     "claim: I have not given it up": without("claim", "trouble"),
-    "elect: nobody leads and the term is as read": without("elect", "leader", "term"),
     "update_run: it is mine": without("update_run", "run"),
     "release: it is mine": without("release", "run"),
     "report_trouble: nobody runs the slot": without("report_trouble", "run"),
     "report_trouble: I am a member": without("report_trouble", "member"),
     "report_trouble: the map is the head's": without("report_trouble", "head"),
-    "finish_op: leader and term": without("finish_op", "leader", "term"),
+    "finish_op: leader": without("finish_op", "leader"),
     "finish_op: as read": without("finish_op", "op", "admin"),
     "withdraw_drain: head unchanged": without("withdraw_drain", "head"),
     "register: nobody of that name": without("register", "member"),
     "update_member: it is mine": without("update_member", "member"),
     "map: the incarnation counts": instead(Job, "alive", _alive_whoever),
     "coordinator: waits for a cut-off host's fence": _eager_commit(),
+    "coordinator: a leaver owes word": instead(coordinator, "_may_still_run", lambda *_: False),
     "judge: a failed node is back": _never_back(),
     "coordinator: parked workers are resumed": instead(coordinator, "_resync", lambda *_: None),
     "node: a commit before a newer prepare": _prepare_first(),

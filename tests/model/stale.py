@@ -155,7 +155,7 @@ def _voted(world: World) -> tuple[Agent, Job]:
 def committed_after_its_abort(world: World) -> None:
     leader, job = _voted(world)
     assert job.open_migration is not None and len(job.votes) == 3, job.votes
-    stray = transactions.commit(job, Resume(next(v.value.stop_step or 0 for v in job.votes.values())), tuple(job.votes))
+    stray = transactions.commit(job, Resume(next(v.value.stop_step or 0 for v in job.votes.values())))
     assert leader.submit(transactions.abort(world.job(), "stray"))
     _arrives(world, leader, stray)
 
@@ -165,7 +165,7 @@ def aborted_after_its_commit(world: World) -> None:
     assert job.open_migration is not None and len(job.votes) == 3, job.votes
     stray = transactions.abort(job, "stray")
     stop = next(v.value.stop_step or 0 for v in job.votes.values())
-    assert leader.submit(transactions.commit(job, Resume(stop), tuple(job.votes)))
+    assert leader.submit(transactions.commit(job, Resume(stop)))
     _arrives(world, leader, stray)
 
 
@@ -173,11 +173,39 @@ def committed_after_its_leaver_died(world: World) -> None:
     leader, job = _voted(world)
     assert job.open_migration is not None and len(job.votes) == 3, job.votes
     stop = next(v.value.stop_step or 0 for v in job.votes.values())
-    stray = transactions.commit(job, Resume(stop), tuple(h for h in job.votes if h != "node0"))
+    stray = transactions.commit(job, Resume(stop))
     gone = job.open_migration.moves[0].leaver.host
     world.kill_agent(gone)
     world.bury(gone)
     _arrives(world, leader, stray)
+
+
+def committed_after_the_slot_was_claimed_again(world: World) -> None:
+    """The holder's lease was dropped; it registers and claims between the coordinator's reading of the last vote and its commit."""
+    me, holder = _leader(world), _holder(world, 1)
+    world.store.revoke(holder.node.lease)
+    holder.frozen = True
+    job = _until(world, lambda job: job.open_migration and len(job.votes) >= 2)
+    me.frozen, holder.frozen = True, False
+    step = max(w.next_step for v in job.votes.values() for w in v.value.workers)
+    stray = transactions.commit(job, Resume(step, {1: 0}, {1: 0}))
+    _until(world, lambda job: 1 in job.runs)
+    _arrives(world, me, stray)
+
+
+def lease_dropped_during_the_handover(world: World) -> None:
+    """The store drops the leaver's lease, its run key with it, while its processes still hand over."""
+    holder = _holder(world, 1)
+    world.drain(holder.host)
+    _until(world, lambda job: job.epoch == 2)
+    world.store.revoke(holder.node.lease)
+    holder.frozen = True
+    for _ in range(10):
+        for name in sorted(world.agents):
+            world.deliver(name)
+            world.step_agent(name)
+    holder.frozen = False
+    _until(world, lambda job: all(op.state is OpState.DONE for op in job.ops.values()))
 
 
 def started_after_another_map(world: World) -> None:
@@ -395,6 +423,7 @@ CASES: dict[str, Case] = {
         trouble_of_an_older_map, trouble_without_being_a_member, finished_after_it_was_cancelled, cancelled_after_the_commit,
         registered_over_another_life, updated_by_another_life, committed_after_its_leaver_died, restarted, back_before_the_commit,
         slow_after_a_new_lease, cut_off_while_its_steps_go_on,
+        committed_after_the_slot_was_claimed_again, lease_dropped_during_the_handover,
     )
 }  # fmt: skip
 

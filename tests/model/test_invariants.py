@@ -16,7 +16,7 @@ from walker import drains, walk
 from world import World
 
 from tmrun.core.membership import fold
-from tmrun.core.model import Host
+from tmrun.core.model import Host, Verb
 
 INDEX = st.integers(0, 5)
 
@@ -116,7 +116,7 @@ class Job(RuleBasedStateMachine):
 
     @rule(index=INDEX)
     def replace(self, index: int) -> None:
-        self.world.drain(self.name(index), verb="replace")
+        self.world.drain(self.name(index), verb=Verb.REPLACE)
 
     @rule(index=INDEX)
     def drain_or_else(self, index: int) -> None:

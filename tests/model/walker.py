@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from world import World
 
+from tmrun.core.model import Verb
+
 Fault = Callable[[World, random.Random], str]
 
 
@@ -80,7 +82,7 @@ def _drain(world: World, rng: random.Random) -> str:
 
 def _replace(world: World, rng: random.Random) -> str:
     name = rng.choice(sorted(world.agents))
-    return f"replace {name}: {world.drain(name, verb='replace') or 'refused'}"
+    return f"replace {name}: {world.drain(name, verb=Verb.REPLACE) or 'refused'}"
 
 
 def _drain_by(world: World, rng: random.Random) -> str:

@@ -21,7 +21,7 @@ from tmrun.core import codec, coordinator, node, transactions
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import FENCE_SHARE, Host, Incarnation, Member, Obituary, Operation, OpState, Pause, Seat, Spec
+from tmrun.core.model import FENCE_SHARE, Host, Incarnation, Member, Obituary, Operation, OpState, Pause, Seat, Spec, Verb
 from tmrun.core.node import Purpose
 from tmrun.core.txn import Put, Txn
 from tmrun.store.memory import Fate, MemoryKeepAlive, MemoryStore, MemoryWorld
@@ -296,10 +296,10 @@ class World:
         """The truth."""
         return fold(self.keys, self.store.listing(self.keys.ctl).entries)
 
-    def drain(self, *hosts: str, to: str = "", verb: str = "drain", force_after_s: float = 0.0) -> str:
+    def drain(self, *hosts: str, to: str = "", verb: Verb = Verb.DRAIN, force_after_s: float = 0.0) -> str:
         """An operator drains (or replaces) hosts; the request's id, empty when refused."""
         self.ops += 1
-        op = Operation(f"{verb[0]}{self.ops}", verb, tuple(Host(h) for h in hosts), "maintenance", to, force_after_s)
+        op = Operation(f"{verb.value[0]}{self.ops}", verb, tuple(Host(h) for h in hosts), "maintenance", to, force_after_s)
         job = self.job()
         if any(job.draining(Host(h)) for h in hosts):
             return ""
@@ -463,7 +463,7 @@ class World:
         last = self.training.completed[-3:]
         if len(last) < 3 or any(c[1] != job.epoch for c in last):
             return False
-        if any(op.verb == "drain" for op in job.open_ops()) and self.thinks_of_drain(job):
+        if any(op.verb is Verb.DRAIN for op in job.open_ops()) and self.thinks_of_drain(job):
             return False
         held = all(i in job.runs and job.runs[i].value.epoch == job.epoch and job.runs[i].value.joined for i in range(self.spec.nnodes))
         return held and {(job.map.generation, job.epoch)} == self.training.able_epochs()

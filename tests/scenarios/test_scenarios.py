@@ -26,6 +26,7 @@ from world import SPEC, World
 
 from tmrun.core import coordinator
 from tmrun.core.membership import known_hosts, node_state
+from tmrun.core.model import Verb
 
 HERE = Path(__file__).parent
 QUIET = re.compile(
@@ -76,7 +77,7 @@ class Play:
         return [f"request {self.world.drain(host, force_after_s=float(seconds))} is written, {host} cordoned"]
 
     def do_replace(self, host: str) -> list[str]:
-        return [f"request {self.world.drain(host, verb='replace')} is written, {host} cordoned"]
+        return [f"request {self.world.drain(host, verb=Verb.REPLACE)} is written, {host} cordoned"]
 
     def do_cordon(self, host: str) -> list[str]:
         return [f"cordon {host}: {self.world.cordon(host)}"]

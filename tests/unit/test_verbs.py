@@ -37,6 +37,7 @@ from tmrun.core.model import (
     Spec,
     Term,
     Timing,
+    Verb,
 )
 from tmrun.store.memory import MemoryStore, MemoryWorld
 
@@ -265,11 +266,11 @@ def test_replace_confirms_the_death_of_a_silent_node(tmrun: Any, store: MemorySt
 
 def test_undrain_brings_a_drained_node_back(tmrun: Any, store: MemoryStore) -> None:
     assert tmrun("undrain", "node10").code == 3
-    op = Operation("d-1", "drain", (Host("node10"),), "x")
+    op = Operation("d-1", Verb.DRAIN, (Host("node10"),), "x")
     store.commit(transactions.request(job(store), op))
     busy = tmrun("undrain", "node10")
     assert busy.code == 3 and "drain d-1 is still going on" in busy.err
-    store.put(KEYS.op("d-1"), encode(Operation("d-1", "drain", (Host("node10"),), "x", state=OpState.DONE)))
+    store.put(KEYS.op("d-1"), encode(Operation("d-1", Verb.DRAIN, (Host("node10"),), "x", state=OpState.DONE)))
     assert tmrun("undrain", "node10").out == "node10 is a standby again\n"
 
 

@@ -13,10 +13,10 @@ import click
 from tmrun.cli import jobs, options, plan, read
 from tmrun.cli.jobs import Connection
 from tmrun.core import foresight, planner, transactions
-from tmrun.core.coordinator import rank_text
 from tmrun.core.errors import RefusedError, StillRunningError, TmrunError, UsageError
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, Migration, Operation, OpState, Phase
+from tmrun.core.model import Host, Migration, Operation, OpState, Phase, Verb
+from tmrun.core.ranklist import ranks_text
 from tmrun.store.api import WatchEvent
 from tmrun.tui import timeline
 
@@ -98,19 +98,19 @@ def request(
     reason: str,
     to: str = "",
     *,
-    verb: str = "drain",
+    verb: Verb = Verb.DRAIN,
     force_after_s: float = 0.0,
     tell: Callable[[str], None] = click.echo,
 ) -> Operation:
     """Write the request, or find the one that is going on. Raises RefusedError."""
-    running = next((o for o in current.open_ops() if o.verb == verb and set(hosts) <= set(o.hosts)), None)
+    running = next((o for o in current.open_ops() if o.verb is verb and set(hosts) <= set(o.hosts)), None)
     if running is not None:
         tell(f"already {_ING[verb]} (op {running.id}, reason: {running.reason!r})")
         return running
     target = options.hosts(current, [to])[0] if to else ""
-    if verb == "drain":
+    if verb is Verb.DRAIN:
         _check(current, hosts, target)
-    op = Operation(f"{verb[0]}-{secrets.token_hex(3)}", verb, hosts, reason or f"{_ED[verb]} by an operator", target, force_after_s)
+    op = Operation(f"{verb.value[0]}-{secrets.token_hex(3)}", verb, hosts, reason or f"{_ED[verb]} by an operator", target, force_after_s)
     if not connection.store.commit(transactions.request(current, op)).succeeded:
         raise RefusedError(f"the state of {', '.join(hosts)} changed meanwhile; look at `tmrun status` and try again")
     for host in hosts:
@@ -118,8 +118,8 @@ def request(
     return op
 
 
-_ING = {"drain": "draining", "replace": "replacing"}
-_ED = {"drain": "drained", "replace": "replaced"}
+_ING = {Verb.DRAIN: "draining", Verb.REPLACE: "replacing"}
+_ED = {Verb.DRAIN: "drained", Verb.REPLACE: "replaced"}
 
 
 def _check(current: Job, hosts: tuple[Host, ...], to: str) -> None:
@@ -136,7 +136,7 @@ def _check(current: Job, hosts: tuple[Host, ...], to: str) -> None:
 
 
 def _cancel(connection: Connection, current: Job, hosts: tuple[Host, ...]) -> None:
-    op = next((o for o in current.open_ops() if o.verb == "drain" and set(hosts) & set(o.hosts)), None)
+    op = next((o for o in current.open_ops() if o.verb is Verb.DRAIN and set(hosts) & set(o.hosts)), None)
     if op is None:
         raise RefusedError(f"no open drain of {', '.join(hosts)}; it may be committed already, see `tmrun history`")
     committed = current.map is not None and not any(current.map.slot_of_host(h) is not None for h in op.hosts)
@@ -184,7 +184,7 @@ class Follower:
 
     def _look(self, job: Job) -> bool:
         op = job.ops.get(self.op.id, self.op)
-        if op.verb != self.op.verb:
+        if op.verb is not self.op.verb:
             self._say("forced", f"not drained within {self.op.force_after_s:g} s: {', '.join(op.hosts)} gives up its ranks now")
         migration = job.migration.value if job.migration else None
         if migration is not None and self._ours(migration, op):
@@ -199,16 +199,16 @@ class Follower:
             return True
         if op.state is OpState.OPEN:
             raise TmrunError(f"the job ended before {', '.join(op.hosts)} was {_ED[op.verb]}")
-        raise TmrunError(f"{op.verb} {op.id} {op.state.value}: {op.detail}")
+        raise TmrunError(f"{op.verb.value} {op.id} {op.state.value}: {op.detail}")
 
     def _ours(self, migration: Migration, op: Operation) -> bool:
-        return migration.op == op.id or (op.verb == "replace" and any(m.leaver.host in op.hosts for m in migration.moves))
+        return migration.op == op.id or (op.verb is Verb.REPLACE and any(m.leaver.host in op.hosts for m in migration.moves))
 
     def _migration(self, job: Job, migration: Migration) -> None:
         spec = job.spec
         assert spec is not None and job.map is not None
         for m in migration.moves:
-            text = f"slot {m.slot} (ranks {rank_text(spec.ranks(m.slot))}) {m.leaver.host} -> {m.joiner.host} (warm)"
+            text = f"slot {m.slot} (ranks {ranks_text(spec.ranks(m.slot))}) {m.leaver.host} -> {m.joiner.host} (warm)"
             self._say(f"plan {migration.id} {m.slot}", f"plan: {text}")
         if migration.phase is Phase.ABORTED:
             self._say(f"abort {migration.id}", f"attempt aborted: {migration.reason}; trying again")

@@ -29,7 +29,7 @@ from tmrun.core import codec, details, report, transactions
 from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import End, Event, Host, JobState, Member, Obituary, Progress, RankMap, Spec, Timing
+from tmrun.core.model import End, Event, JobState, Member, Obituary, Progress, RankMap, Spec, Timing
 from tmrun.core.txn import Put, Txn
 from tmrun.store.access import open_store
 from tmrun.store.api import Changed, Store, WatchEvent
@@ -40,6 +40,8 @@ ENV_NODE = "TMRUN_NODE_MARKER"
 """Marks the processes of one node of one launch."""
 _LEAVE_WAIT_S = 15.0
 _SHOW_S = 1.0
+_LOOK_S = 1.0
+"""The store is asked so often whether the job has ended (and whether it answers); a watch usually tells at once."""
 _PAUSE_WAIT_S = 30.0
 STORE_DEADLINE_S = 5.0
 
@@ -121,6 +123,7 @@ class Launcher:
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     stopping: int = 0
     _silent: bool = False
+    _look_at: float = 0.0
     _own: set[int] = field(default_factory=procs.children)
     inbox: queue.SimpleQueue[WatchEvent] = field(default_factory=queue.SimpleQueue)
     hooks: Hooks = field(init=False)
@@ -165,6 +168,7 @@ class Launcher:
         """Start the agents, tell the story, clean up. The store outlives every agent that still needs to read the end."""
         self._banner()
         self.store.watch(self.keys.events, self.inbox.put)
+        self.store.watch(self.keys.end, self._ended)
         hosts = [f"node{i}" for i in range(self.wanted.where.local)] or [self.wanted.where.name]
         self._own_hosts = tuple(hosts)
         for index, host in enumerate(hosts):
@@ -183,10 +187,14 @@ class Launcher:
         told = self.own.tend()
         if told:
             self._say(told)
+        procs.reap_orphans(self._own)
+        if time.monotonic() < self._look_at and self.interrupts.empty() and all(a.poll() is None for a in self.agents.values()):
+            return None
+        self._look_at = time.monotonic() + _LOOK_S
         try:
-            job = self._read()
-            code = self._look(job)
-            self._show(job)
+            code = self._look()
+            if code is None:
+                self._show()
         except (StoreUnavailable, OutcomeUnknown) as error:
             return self._without_store(error)
         if self._silent:
@@ -239,24 +247,28 @@ class Launcher:
         return subprocess.Popen([sys.executable, "-m", "tmrun_agent", str(path)], env=env, start_new_session=True, stdin=subprocess.DEVNULL)
 
     # -- while it runs --------------------------------------------------------------------------------------------------------------
-    def _look(self, job: Job) -> int | None:
-        """One look at everything; the exit code once the job has ended."""
-        self._interrupted(job)
-        procs.reap_orphans(self._own)
-        for host, agent in list(self.agents.items()):
-            code = agent.poll()
-            if code is not None and job.end is None:
-                self._bury(job, host, code)
-                del self.agents[host]  # only now: a burial that the store did not take is tried again
-        if job.end is not None:
-            return report.final_exit_code(job.end.state, job.end.exit_code)
+    def _look(self) -> int | None:
+        """One look at the end of the job and at our agents; the exit code once the job has ended."""
+        self._interrupted()
+        ended = {host: code for host, agent in self.agents.items() if (code := agent.poll()) is not None}
+        found = self.store.get(self.keys.end)  # after that look: an agent that ended with the job needs no burial
+        if found is not None:
+            end = codec.decode(End, found.value)
+            return report.final_exit_code(end.state, end.exit_code)
+        for host, code in ended.items():
+            self._bury(host, code)
+            del self.agents[host]  # only now: a burial that the store did not take is tried again
         if not self.agents:
-            raise TmrunError(
-                "the agent of this host ended; the job goes on without it" if job.members else "all agents of the job have ended"
-            )
+            others = self._read().members
+            raise TmrunError("the agent of this host ended; the job goes on without it" if others else "all agents of the job have ended")
         return None
 
-    def _interrupted(self, job: Job) -> None:
+    def _ended(self, event: WatchEvent) -> None:
+        """From the watch's thread: there is something to look at."""
+        if isinstance(event, Changed):
+            self._look_at = 0.0
+
+    def _interrupted(self) -> None:
         while not self.interrupts.empty():
             number = self.interrupts.get()
             self.stopping += 1
@@ -264,17 +276,17 @@ class Launcher:
                 raise KeyboardInterrupt
             reason = f"{signal.Signals(number).name} to a launcher"
             self._say("stopping the job; once more kills it")
-            self.store.commit(transactions.end_job(job, End(JobState.STOPPED, 128 + number, reason), as_leader=False))
+            self.store.commit(transactions.end_job(Job(self.keys), End(JobState.STOPPED, 128 + number, reason), as_leader=False))
 
-    def _bury(self, job: Job, host: str, code: int) -> None:
+    def _bury(self, host: str, code: int) -> None:
         """This agent was ours, so we know: make sure that its workers are gone, then say so and end its lease at once."""
         gone = procs.sweep(f"{self.marker}/{host}", ENV_NODE)
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        member = job.members.get(Host(host))
-        if member is None:
+        entry = self.store.get(self.keys.member(host))
+        if entry is None:
             self._say(f"agent {host} ended ({how}) before it joined")
             return
-        value: Member = member.value
+        value = codec.decode(Member, entry.value)
         if not gone:
             self._say(f"agent {host} is gone ({how}), but a process of its workers cannot be killed; its lease decides")
             return
@@ -302,11 +314,16 @@ class Launcher:
                 self.hooks.tell({"api_version": report.API_VERSION, "job": self.wanted.job, **details.event(told)})
 
     # -- the live line --------------------------------------------------------------------------------------------------------------
-    def _show(self, job: Job) -> None:
-        """Once a second what is going on, from a few keys: a launcher must not read all that all nodes say."""
-        if time.monotonic() - self._shown_at < _SHOW_S or job.end is not None:
+    def _show(self) -> None:
+        """Once a second what is going on, where somebody sees it: a launcher must not read all that all nodes say."""
+        if time.monotonic() - self._shown_at < _SHOW_S:
             return
         self._shown_at = time.monotonic()
+        if not self.footer.live and not self._tells(fold(self.keys, self.store.list(self.keys.common).entries)):
+            return
+        job = self._read()
+        if job.end is not None:
+            return
         found = [self.store.get(self.keys.progress(host)) for host in self._own_hosts]
         progress = [codec.decode(Progress, kv.value) for kv in found if kv is not None]
         reason = self.store.get(self.keys.reason)
@@ -346,7 +363,7 @@ class Launcher:
         while time.monotonic() < deadline and self._busy():
             if not self.interrupts.empty():
                 break
-            self._wait(0.05)
+            self._wait(0.05 if any(a.poll() is None for a in self.agents.values()) else 0.5)
         self._wait(0.05)
         self.footer.close()
         try:

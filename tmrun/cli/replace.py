@@ -9,7 +9,7 @@ from tmrun.cli.jobs import Connection
 from tmrun.core import codec
 from tmrun.core.errors import RefusedError
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, Obituary
+from tmrun.core.model import Host, Obituary, Verb
 from tmrun.core.txn import Put, Txn
 
 
@@ -44,7 +44,7 @@ def command(
         for host in silent:
             _bury(connection, current, host)
         if answering:
-            op = drain.request(connection, current, answering, reason, verb="replace")
+            op = drain.request(connection, current, answering, reason, verb=Verb.REPLACE)
             if not detach:
                 drain.Follower(connection, op).run(deadline)
 

@@ -21,7 +21,7 @@ def command(nodes: tuple[str, ...], job: str | None, etcd: str | None) -> None:
         busy = [o for o in current.open_ops() if set(hosts) & set(o.hosts)]
         if busy:
             raise RefusedError(
-                f"{', '.join(busy[0].hosts)}: {busy[0].verb} {busy[0].id} is still going on; `tmrun drain --cancel` takes it back"
+                f"{', '.join(busy[0].hosts)}: {busy[0].verb.value} {busy[0].id} is still going on; `tmrun drain --cancel` takes it back"
             )
         idle = [h for h in hosts if not current.draining(h)]
         if idle:

@@ -23,7 +23,23 @@ from dataclasses import dataclass, field
 from tmrun.core import migration as judging
 from tmrun.core import planner, transactions
 from tmrun.core.membership import Job
-from tmrun.core.model import FENCED_SHARE, End, JobState, Kind, Migration, Notice, Operation, OpState, RankMap, Seat, Spec, Trouble
+from tmrun.core.model import (
+    FENCED_SHARE,
+    End,
+    Host,
+    JobState,
+    Kind,
+    Migration,
+    Notice,
+    Operation,
+    OpState,
+    RankMap,
+    Seat,
+    Spec,
+    Trouble,
+    Verb,
+)
+from tmrun.core.ranklist import ranks_text
 from tmrun.core.txn import Txn
 
 MAX_ABORTS = 5
@@ -65,6 +81,7 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
         going.add(f"migration {job.open_migration.id}")
         if any(v.value.workers for v in job.votes.values()):
             going.add(f"parked {job.open_migration.id}")
+    going |= {f"left {h} {x.incarnation}" for h, x in job.leaving.items() if not job.alive(Seat(h, x.incarnation))}
     if job.map:
         going |= {f"gone {i} {s.incarnation}" for i, s in enumerate(job.map.seats) if not job.alive(s)}
         if _mass_loss(job, timers, now):
@@ -125,12 +142,7 @@ def _rendezvous(job: Job, spec: Spec, timers: Timers, now: float) -> Decision:
 
 def _seats_text(spec: Spec | None, seats: tuple[Seat, ...]) -> str:
     assert spec is not None
-    return ", ".join(f"{s.host} ranks {rank_text(spec.ranks(i))}" for i, s in enumerate(seats))
-
-
-def rank_text(ranks: tuple[int, ...]) -> str:
-    """(4, 5, 6, 7) -> ``4-7``."""
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(f"{s.host} ranks {ranks_text(spec.ranks(i))}" for i, s in enumerate(seats))
 
 
 def _migrate(job: Job, timers: Timers, now: float) -> Decision:
@@ -144,7 +156,7 @@ def _migrate(job: Job, timers: Timers, now: float) -> Decision:
     doubt = [m.slot for m in current.moves if current.kind is Kind.FAILURE and not _confirmed(job, m.slot)]
     if doubt and timers.since(f"parked {current.id}", now) < job.spec.lease_ttl_s * FENCED_SHARE:
         return Decision(None, f"{_what(job, doubt[0])}: presumed dead; its agent, if it lives, is ending workers that were cut off")
-    txn = transactions.commit(job, verdict.resume, verdict.guarded)
+    txn = transactions.commit(job, verdict.resume)
     kept = job.spec.nnodes - len(current.moves)
     say = f"committed epoch {job.epoch + 1} at step {verdict.resume.target}; stayers kept: {kept} nodes, {kept * job.spec.nproc} processes"
     return Decision(txn, "all votes are in", say)
@@ -284,7 +296,7 @@ def _replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: 
 
 def _plan_text(job: Job, plan: planner.Plan) -> str:
     assert job.spec is not None
-    return ", ".join(f"slot {m.slot} (ranks {rank_text(job.spec.ranks(m.slot))}) {m.leaver.host} -> {m.joiner.host}" for m in plan.moves)
+    return ", ".join(f"slot {m.slot} (ranks {ranks_text(job.spec.ranks(m.slot))}) {m.leaver.host} -> {m.joiner.host}" for m in plan.moves)
 
 
 def _confirmed(job: Job, slot: int) -> bool:
@@ -357,19 +369,34 @@ def _drains(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) 
     why = ""
     for op in job.open_ops():
         slots = [i for i, s in enumerate(current.seats) if s.host in op.hosts and i not in job.done]
-        decision = _take_away(job, op, slots) if slots else _finish(job, op)
+        decision = _take_away(job, op, slots) if slots else _finish(job, op, timers, now)
         if decision.txn is not None:
             return decision
         why = decision.reason
     return Decision(None, why) if why else None
 
 
-def _finish(job: Job, op: Operation) -> Decision:
-    busy = [h for h in op.hosts if job.runs_on(h)]
+def _finish(job: Job, op: Operation, timers: Timers, now: float) -> Decision:
+    busy = [h for h in op.hosts if job.runs_on(h) or _may_still_run(job, h, timers, now)]
     if busy:
         return Decision(None, f"waiting for the processes of {', '.join(busy)} to end")
-    detail = f"{', '.join(op.hosts)} {'drained' if op.verb == 'drain' else 'replaced'} (safe to power off)"
+    detail = f"{', '.join(op.hosts)} {'drained' if op.verb is Verb.DRAIN else 'replaced'} (safe to power off)"
     return Decision(transactions.finish_op(job, op, OpState.DONE, detail), detail, detail)
+
+
+def _may_still_run(job: Job, host: Host, timers: Timers, now: float) -> bool:
+    """A leaver has not confirmed the end of its processes, and nobody else can: not whoever saw its agent exit, not a newer life of the
+    host. One that has been silent for a lease time has ended them itself."""
+    left = job.leaving.get(host)
+    if left is None:
+        return False
+    if job.alive(Seat(host, left.incarnation)):
+        return True
+    note = job.obituaries.get(host)
+    if host in job.members or (note is not None and note.incarnation == left.incarnation):
+        return False
+    assert job.spec is not None
+    return timers.since(f"left {host} {left.incarnation}", now) < job.spec.lease_ttl_s
 
 
 _FORCED = "its node gives up its ranks now, without handing them over"
@@ -384,7 +411,7 @@ def _overdue(job: Job, timers: Timers, now: float) -> Operation | None:
 
 def _take_away(job: Job, op: Operation, slots: list[int]) -> Decision:
     """Ranks leave a drained node by a handover; a replaced one gives them up, and the rule for failures moves them."""
-    if op.verb == "replace":
+    if op.verb is Verb.REPLACE:
         return Decision(None, f"waiting for {', '.join(op.hosts)} to give up its ranks")
     return _propose_drain(job, op, slots)
 

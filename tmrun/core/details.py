@@ -98,7 +98,7 @@ def _after(job: Job, current: Migration, timings: Sequence[Timing], committed: b
 def open_requests(job: Job) -> list[dict[str, Any]]:
     """Operators' requests that are not finished."""
     return [
-        {"id": o.id, "verb": o.verb, "nodes": list(o.hosts), "reason": o.reason, "force_after_s": o.force_after_s or None}
+        {"id": o.id, "verb": o.verb.value, "nodes": list(o.hosts), "reason": o.reason, "force_after_s": o.force_after_s or None}
         for o in job.open_ops()
     ]
 

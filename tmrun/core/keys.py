@@ -5,7 +5,7 @@
             spec  term  leader  head  end  notice  pause
             map/{epoch}  comm/{epoch}  migration/{id}  admin/{host}  op/{id}
         node/{host}/...        of which each node has one; only the coordinator and the node itself watch it
-            member  obituary  vote  doubt
+            member  obituary  vote  doubt  leaving
         slot/{slot}/...        of which each slot has one; only the coordinator and who holds, leaves or joins the slot watch it
             run  trouble  done
     /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
@@ -153,6 +153,10 @@ class Keys:
     def doubt(self, host: str) -> str:
         """A lost connection nobody has explained, leased."""
         return f"{self.node(host)}doubt"
+
+    def leaving(self, host: str) -> str:
+        """A drained node that has not said yet that its processes are gone."""
+        return f"{self.node(host)}leaving"
 
     @property
     def index(self) -> str:

@@ -24,6 +24,7 @@ from tmrun.core.model import (
     Host,
     Kind,
     Leader,
+    Leaving,
     Member,
     Migration,
     NodeState,
@@ -39,6 +40,7 @@ from tmrun.core.model import (
     Spec,
     Term,
     Trouble,
+    Verb,
     Vote,
 )
 from tmrun.core.txn import KeyValue
@@ -64,6 +66,7 @@ RECORDS: dict[str, type[Any]] = {
     "trouble": Trouble,
     "done": Done,
     "doubt": Doubt,
+    "leaving": Leaving,
     "op": Operation,
 }
 
@@ -86,8 +89,8 @@ class Stored(Generic[T]):
 class Job:
     """One snapshot of a job's protocol state.
 
-    The coordinator's holds everything. Another agent's holds of ``members``, ``obituaries``, ``answers`` and ``doubts`` only its own, of
-    ``runs``, ``troubles`` and ``done`` only the slots that concern it.
+    The coordinator's holds everything. Another one's holds of ``members``, ``obituaries``, ``answers``, ``doubts`` and ``leaving`` only its
+    own, of ``runs``, ``troubles`` and ``done`` only the slots that concern it.
     """
 
     keys: Keys
@@ -119,6 +122,7 @@ class Job:
     done: Mapping[int, Done] = field(default_factory=dict)
     """Slots whose workers of this generation ended well."""
     doubts: Mapping[Host, Doubt] = field(default_factory=dict)
+    leaving: Mapping[Host, Leaving] = field(default_factory=dict)
     ops: Mapping[str, Operation] = field(default_factory=dict)
     machine_restarts: int = 0
     program_restarts: int = 0
@@ -168,7 +172,7 @@ class Job:
         """The request under which this host gives its ranks up at once, without handing them over."""
         admin = self.admins.get(host)
         op = self.ops.get(admin.op) if admin is not None and admin.draining else None
-        return op if op is not None and op.verb == "replace" and op.state is OpState.OPEN else None
+        return op if op is not None and op.verb is Verb.REPLACE and op.state is OpState.OPEN else None
 
     def runs_on(self, host: Host) -> bool:
         """True while an agent of this host holds a slot's run key: its processes may still exist."""
@@ -233,6 +237,7 @@ def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
         votes={Host(k[0]): v for k, v in found["vote"].items() if migration and v.value.migration == migration.value.id},
         runs={int(k[0]): v for k, v in found["run"].items()},
         troubles={int(k[0]): v.value for k, v in found["trouble"].items()},
+        leaving={Host(k[0]): v.value for k, v in found["leaving"].items()},
         doubts={Host(k[0]): v.value for k, v in found["doubt"].items()},
         done={int(k[0]): v.value for k, v in found["done"].items() if v.value.epoch >= generation},
         ops={k[0]: v.value for k, v in found["op"].items()},

@@ -19,15 +19,14 @@ from dataclasses import dataclass
 
 from tmrun.core import planner
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, Kind, Migration, OpState, Resume, Seat, Trouble
+from tmrun.core.model import Kind, Migration, OpState, Resume, Seat, Trouble
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """``guarded``: hosts whose votes the transaction must guard on."""
+    """All have said yes."""
 
     resume: Resume
-    guarded: tuple[Host, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +106,15 @@ def _count(job: Job, migration: Migration, roles: dict[Seat, str]) -> Commit | A
     votes = [job.votes[s.host].value for s in roles if s.host in job.votes]
     if len(votes) < len(roles):
         return None
-    guarded = tuple(s.host for s, role in roles.items() if role != "stayer")
     if migration.kind is Kind.DRAIN:
         stops = {v.stop_step for v in votes if v.stop_step is not None}
         if len(stops) != 1:
             return Abort(f"votes name different stop steps: {sorted(stops)}")
-        return Commit(Resume(stops.pop()), guarded)
-    return _count_failure(job, migration, guarded)
+        return Commit(Resume(stops.pop()))
+    return _count_failure(job, migration)
 
 
-def _count_failure(job: Job, migration: Migration, guarded: tuple[Host, ...]) -> Commit | Abort:
+def _count_failure(job: Job, migration: Migration) -> Commit | Abort:
     assert job.spec is not None
     workers = planner.worker_votes([v.value for v in job.votes.values()])
     moved = [rank for m in migration.moves for rank in job.spec.ranks(m.slot)]
@@ -125,7 +123,7 @@ def _count_failure(job: Job, migration: Migration, guarded: tuple[Host, ...]) ->
     resume = planner.resume(moved, workers)
     if resume is None:
         return Abort(IMMOVABLE + f"no live replica of the state of ranks {moved}", True)
-    return Commit(resume, guarded)
+    return Commit(resume)
 
 
 def _overdue(job: Job, roles: dict[Seat, str], waited_s: float) -> Verdict:

@@ -47,6 +47,13 @@ class OpState(str, Enum):
     CANCELLED = "cancelled"
 
 
+class Verb(str, Enum):
+    """What an operator asks for: ranks that are handed over, or given up at once."""
+
+    DRAIN = "drain"
+    REPLACE = "replace"
+
+
 class JobState(str, Enum):
     """What ``status`` says of a job."""
 
@@ -334,6 +341,17 @@ class Obituary:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """Written by a drain's commit, not leased; the leaver deletes it once its processes are confirmed gone.
+
+    A run key can vanish before that, when the store drops a lease early."""
+
+    host: Host
+    incarnation: Incarnation
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """All workers of a slot ended with exit code 0."""
 
@@ -366,7 +384,7 @@ class Operation:
     """An operator's request, idempotent by its id."""
 
     id: str
-    verb: str
+    verb: Verb
     hosts: tuple[Host, ...]
     reason: str = ""
     to: str = ""

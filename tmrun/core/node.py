@@ -378,6 +378,8 @@ def _wind_down(node: Node, job: Job) -> Effect | None:
 
 # -- no workers ---------------------------------------------------------------------------------------------------------------------
 def _idle(node: Node, job: Job, current: RankMap) -> Effect | None:
+    if transactions.owes_word(job, node.me):
+        return _submit(transactions.confirm_left(job, node.me))
     slot = current.slot_of(node.me)
     if slot is not None and not job.trouble(slot) and slot not in job.done:
         return _start(node, job, current, slot)
@@ -453,6 +455,7 @@ def _ended_badly(node: Node, job: Job, group: Group) -> Effect | None:
     held = job.runs.get(group.slot)
     mine = held is not None and held.value.incarnation == node.me.incarnation
     if group.purpose is Purpose.STANDBY or not mine:
+        # what it may owe (the store dropped its lease, and the run key with it) is paid next
         return Note(Forgotten(), "those workers are accounted for")
     assert job.map is not None
     if job.map.seats[group.slot] != node.me:

@@ -58,7 +58,7 @@ def standbys(job: Job, *, warm_only: bool = True) -> list[Member]:
 
 
 MAX_MOVES = 24
-"""Slots that one migration can move: each needs up to four of a transaction's 128 guards."""
+"""Slots that one migration can move: each needs up to three of a transaction's 128 guards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from tmrun.core.model import (
     Host,
     Kind,
     Leader,
+    Leaving,
     Member,
     Migration,
     Move,
@@ -35,20 +36,19 @@ from tmrun.core.model import (
     Spec,
     Term,
     Trouble,
+    Verb,
     Vote,
 )
 from tmrun.core.txn import Absent, CreatedAt, Delete, DeletePrefix, Guard, ModifiedAt, Op, Put, Txn, ValueIs
 
 MAX_NAMED = 8
 """Slots that a transaction's name lists."""
-MAX_REPLACED = 100
-"""Seats that a start map can guard on."""
 
 
 def _as_leader(job: Job) -> tuple[Guard, ...]:
-    """Leader is me and the term is mine: nothing of an older coordinator can be written any more."""
-    assert job.leader is not None and job.term is not None
-    return (CreatedAt(job.leader.key, job.leader.created), ModifiedAt(job.term.key, job.term.modified))
+    """The leader key is the one that my election created: nothing of an older coordinator can be written any more."""
+    assert job.leader is not None
+    return (CreatedAt(job.leader.key, job.leader.created),)
 
 
 def _head_unchanged(job: Job) -> Guard:
@@ -105,19 +105,20 @@ def update_member(job: Job, member: Member, lease: int) -> Txn:
 
 
 def elect(job: Job, me: Seat, lease: int) -> Txn:
-    """Become coordinator: nobody is, and the term is as I read it."""
+    """Become coordinator: I read that nobody is, and the term is still the one I read (whoever has been elected since has raised it)."""
+    assert job.leader is None
     term = job.term.value.number + 1 if job.term else 1
     same_term: Guard = ModifiedAt(job.term.key, job.term.modified) if job.term else Absent(job.keys.term)
     leader = Leader(me.host, me.incarnation, term)
     ops = (Put(job.keys.leader, encode(leader), lease), Put(job.keys.term, encode(Term(term))))
-    return Txn((Absent(job.keys.leader), same_term, _member_unchanged(job, me)), ops, f"elect {me.host} for term {term}")
+    return Txn((same_term, _member_unchanged(job, me)), ops, f"elect {me.host} for term {term}")
 
 
 def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program: bool = False) -> Txn:
     """Commit a map under which all workers start from scratch: the first one, or a restart.
 
-    Needs no votes: every worker is started anew and fenced by the generation. A seat that died meanwhile is an ordinary failure. Whoever
-    loses a seat has not come back since the snapshot (as far as a transaction can hold the guards: of the first ``MAX_REPLACED`` seats).
+    Needs no votes: every worker is started anew and fenced by the generation. A seat that died meanwhile is an ordinary failure.
+    Whoever loses a seat and comes back too late is started anew, as all are.
     """
     assert job.open_migration is None
     epoch = job.epoch + 1
@@ -128,8 +129,7 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program
         Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, last))),
     )
-    lost = [old.host for old, new in zip(job.map.seats, seats, strict=True) if old != new] if job.map else []
-    guards = (*_as_leader(job), _head_unchanged(job), _no_pause_since(job), *(_member_as_seen(job, h) for h in lost[:MAX_REPLACED]))
+    guards = (*_as_leader(job), _head_unchanged(job), _no_pause_since(job))
     return Txn(guards, ops, f"{kind.value} map of epoch {epoch}")
 
 
@@ -145,7 +145,7 @@ def propose(job: Job, kind: Kind, moves: tuple[Move, ...], op: str, reason: str)
         guards.append(_no_pause_since(job))
     for move in moves:
         guards += [_member_unchanged(job, move.joiner), _wishes_as_seen(job, move.joiner.host)]
-        guards += _leaver_guards(job, kind, move)
+        guards.append(_leaver_guard(job, kind, move))
     ops = (
         Put(job.keys.head, encode(Head(head.epoch, number, number))),
         Put(job.keys.migration(number), encode(migration)),
@@ -153,26 +153,16 @@ def propose(job: Job, kind: Kind, moves: tuple[Move, ...], op: str, reason: str)
     return Txn(tuple(guards), ops, f"propose {kind.value} migration {number}")
 
 
-def _leaver_guards(job: Job, kind: Kind, move: Move) -> tuple[Guard, ...]:
-    """A drained slot's agent is still the same. A failed slot's processes are gone: its run key is released or expired, and its agent
-    said so or has not come back."""
-    if kind is not Kind.FAILURE:
-        return (_member_unchanged(job, move.leaver),)
-    gone = Absent(job.keys.run(move.slot))
-    return (gone,) if job.trouble(move.slot) else (gone, _member_as_seen(job, move.leaver.host))
+def _leaver_guard(job: Job, kind: Kind, move: Move) -> Guard:
+    """A drained slot's agent is still the same. A failed slot's processes are gone: its run key is released or expired."""
+    return Absent(job.keys.run(move.slot)) if kind is Kind.FAILURE else _member_unchanged(job, move.leaver)
 
 
-def _member_as_seen(job: Job, host: Host) -> Guard:
-    """Nobody has registered under this name since the snapshot."""
-    member = job.members.get(host)
-    return CreatedAt(member.key, member.created) if member else Absent(job.keys.member(host))
-
-
-def commit(job: Job, resume: Resume, votes: tuple[Host, ...]) -> Txn:
+def commit(job: Job, resume: Resume) -> Txn:
     """Turn the open migration into the map of the next epoch.
 
-    ``votes``: the hosts whose votes are guarded on: joiners, and the leavers of a drain. Stayers' votes were read before; they are
-    write-once and unleased, so what they said stays true.
+    Votes were read before. They are write-once for a migration and unleased, so what they said stays true as long as it is open, and head
+    is written whenever one is opened or decided. A drain's leavers owe word of their processes' end from here on, lease or no lease.
     """
     migration, head = job.open_migration, job.head
     assert migration is not None and head is not None and job.map is not None and job.migration is not None
@@ -184,10 +174,9 @@ def commit(job: Job, resume: Resume, votes: tuple[Host, ...]) -> Txn:
     new = RankMap(
         epoch, migration.kind, tuple(seats), job.map.generation, migration.id, migration.moves, resume, migration.reason, master=master
     )
-    guards: list[Guard] = [*_as_leader(job), _head_unchanged(job), ModifiedAt(job.migration.key, job.migration.modified)]
+    guards: list[Guard] = [*_as_leader(job), _head_unchanged(job)]
     for move in migration.moves:
-        guards += [_member_unchanged(job, move.joiner), *_leaver_guards(job, migration.kind, move)]
-    guards += [ModifiedAt(job.votes[h].key, job.votes[h].modified) for h in votes]
+        guards += [_member_unchanged(job, move.joiner), _leaver_guard(job, migration.kind, move)]
     ops: list[Op] = [
         Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, migration.id))),
@@ -195,6 +184,8 @@ def commit(job: Job, resume: Resume, votes: tuple[Host, ...]) -> Txn:
         Put(job.keys.comm(epoch), encode(Comm(epoch, comm_ids(job)))),
     ]
     ops += [Delete(job.keys.trouble(m.slot)) for m in migration.moves]
+    leavers = [m.leaver for m in migration.moves] if migration.kind is Kind.DRAIN else []
+    ops += [Put(job.keys.leaving(s.host), encode(Leaving(s.host, s.incarnation, epoch))) for s in leavers]
     return Txn(tuple(guards), tuple(ops), f"commit epoch {epoch}")
 
 
@@ -209,7 +200,7 @@ def abort(job: Job, reason: str) -> Txn:
     """Close the open migration without a map. What voters said is kept until the next proposal, for people."""
     assert job.head is not None and job.migration is not None
     head, migration = job.head.value, job.migration.value
-    guards = (*_as_leader(job), _head_unchanged(job), ModifiedAt(job.migration.key, job.migration.modified))
+    guards = (*_as_leader(job), _head_unchanged(job))
     ops = (
         Put(job.keys.head, encode(Head(head.epoch, 0, head.last))),
         Put(job.migration.key, encode(replace(migration, phase=Phase.ABORTED, reason=reason))),
@@ -265,7 +256,21 @@ def release(job: Job, slot: int, after: Trouble | Done | None = None) -> Txn:
         ops.append(Put(job.keys.trouble(slot), encode(after)))
     if isinstance(after, Done):
         ops.append(Put(job.keys.done(slot), encode(after)))
+    if owes_word(job, Seat(mine.value.host, mine.value.incarnation)):
+        ops.append(Delete(job.keys.leaving(mine.value.host)))
     return Txn((CreatedAt(mine.key, mine.created),), tuple(ops), f"release slot {slot}")
+
+
+def owes_word(job: Job, me: Seat) -> bool:
+    """True while I owe word that the processes of a slot that I left by a drain are gone."""
+    owed = job.leaving.get(me.host)
+    return owed is not None and owed.incarnation == me.incarnation
+
+
+def confirm_left(job: Job, me: Seat) -> Txn:
+    """My processes are gone; the run key, which would have told, went before them (the store dropped my lease)."""
+    key = job.keys.leaving(me.host)
+    return Txn((ValueIs(key, encode(job.leaving[me.host])),), (Delete(key),), f"confirm that {me.host} has left")
 
 
 def report_trouble(job: Job, trouble: Trouble) -> Txn:
@@ -294,7 +299,7 @@ def _released(job: Job, host: Host) -> Admin:
 
 def force(job: Job, op: Operation) -> Txn:
     """A drain's deadline has passed: its hosts give up what they still hold, under the same request."""
-    forced = replace(op, verb="replace", force_after_s=0.0)
+    forced = replace(op, verb=Verb.REPLACE, force_after_s=0.0)
     return Txn((*_as_leader(job), ValueIs(job.keys.op(op.id), encode(op))), (Put(job.keys.op(op.id), encode(forced)),), f"force {op.id}")
 
 
@@ -317,7 +322,7 @@ def request(job: Job, op: Operation) -> Txn:
     for host in op.hosts:
         guards.append(_wishes_as_seen(job, host))
         ops.append(_wish(job, replace(_wanted(job, host), draining=True, reason=op.reason, op=op.id)))
-    return Txn(tuple(guards), tuple(ops), f"request {op.verb} {op.id}")
+    return Txn(tuple(guards), tuple(ops), f"request {op.verb.value} {op.id}")
 
 
 def cordon(job: Job, hosts: tuple[Host, ...], reason: str) -> Txn:

@@ -6,7 +6,7 @@ May not know: the key layout, the protocol, which implementation it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,6 +86,9 @@ class Store(Protocol):
 
         ``on_event`` runs on a background thread, one call at a time, in revision order.
         """
+
+    def watch_all(self, feeds: Mapping[str, Callable[[WatchEvent], None]]) -> Watch:
+        """``watch`` for several prefixes (prefix -> ``on_event``) on one stream. The order holds within each prefix, not between them."""
 
     def close(self) -> None:
         """Close watches, keep-alives and connections."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tmrun.core.errors import LeaseGone
 from tmrun.core.txn import KeyValue, Listing, Txn, TxnResult
@@ -98,9 +98,13 @@ class EtcdStore:
 
     def watch(self, prefix: str, on_event: Callable[[WatchEvent], None]) -> EtcdWatch:
         """See ``Store``."""
+        return self.watch_all({prefix: on_event})
+
+    def watch_all(self, feeds: Mapping[str, Callable[[WatchEvent], None]]) -> EtcdWatch:
+        """See ``Store``."""
         with self._lock:
             # One short try a round: the watch has its own loop, which close() can end.
-            watch = EtcdWatch(self._channels, prefix, lambda: self._list(prefix, self._channels.try_s), on_event, self._relist_s)
+            watch = EtcdWatch(self._channels, feeds, lambda prefix: self._list(prefix, self._channels.try_s), self._relist_s)
             self._track(watch)
         return watch
 

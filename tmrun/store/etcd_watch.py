@@ -1,6 +1,6 @@
-"""A watch on etcd that never ends by itself and never stays wrong for long.
+"""A watch on etcd that never ends by itself and never stays wrong for long; of one prefix, or of several on one stream.
 
-List, deliver that as a Resync, stream from the next revision. A broken stream resumes after the last event seen; a
+List, deliver that as a Resync, stream from the next revision; each prefix for itself. A broken stream resumes after the last event seen; a
 compacted one lists again; and every stream is given a lifetime of about 30 s, after which everything is listed again,
 so that whatever went unnoticed heals.
 May not know: what the keys mean.
@@ -13,7 +13,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -35,18 +35,17 @@ class EtcdWatch:
     def __init__(
         self,
         channels: Channels,
-        prefix: str,
-        list_once: Callable[[], Listing],
-        on_event: Callable[[WatchEvent], None],
+        feeds: Mapping[str, Callable[[WatchEvent], None]],
+        list_once: Callable[[str], Listing],
         relist_s: float = RELIST_S,
     ) -> None:
         self._channels = channels
-        self._prefix = prefix
+        self._feeds = dict(feeds)
+        self._name = ", ".join(feeds)
         self._list_once = list_once
-        self._on_event = on_event
         self._relist_s = relist_s
         self._relist_at = 0.0  # at once
-        self._next_revision = 0
+        self._next_revision = dict.fromkeys(feeds, 0)
         self._backoff = Backoff(most_s=1.0)
         self._stop = threading.Event()
         self._call: Any = None
@@ -78,24 +77,26 @@ class EtcdWatch:
                     self._relist()
                 ended_well = self._stream()
             except StoreError as error:
-                _log.warning("watch on %s: %s", self._prefix, error)
+                _log.warning("watch on %s: %s", self._name, error)
                 ended_well = False
             if not ended_well:
                 self._stop.wait(self._backoff.pause_s())
 
     def _relist(self) -> None:
-        listing = self._list_once()
-        self._next_revision = listing.revision + 1
+        for prefix in self._feeds:
+            listing = self._list_once(prefix)
+            self._next_revision[prefix] = listing.revision + 1
+            self._deliver(prefix, Resync(listing))
         # Jitter: a thousand agents started at once must not list at once for ever after.
         self._relist_at = time.monotonic() + self._relist_s * random.uniform(0.9, 1.1)
-        self._deliver(Resync(listing))
 
     def _stream(self) -> bool:
         """Follow one stream until it ends; False: pause before the next one."""
         endpoint = self._channels.current()
         metadata = self._channels.metadata(self._channels.try_s)
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        requests.put(self._create_request())
+        for prefix in self._feeds:
+            requests.put(self._create_request(prefix))
         timeout_s = max(self._relist_at - time.monotonic(), 0.01)
         try:
             # The request side stays open until None: etcd ends a watch whose client half-closes.
@@ -113,19 +114,23 @@ class EtcdWatch:
                 self._call.cancel()
             self._call = None
 
-    def _create_request(self) -> Any:
-        key, range_end = prefix_range(self._prefix)
-        return rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=key, range_end=range_end, start_revision=self._next_revision))
+    def _create_request(self, prefix: str) -> Any:
+        key, range_end = prefix_range(prefix)
+        first = self._next_revision[prefix]
+        return rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=key, range_end=range_end, start_revision=first))
 
     def _follow(self, call: Any, endpoint: Endpoint, metadata: tuple[tuple[str, str], ...]) -> bool:
         try:
+            unnamed, names = list(self._feeds), dict[int, str]()
             for reply in call:
+                if reply.created:  # in the order of the requests
+                    names[reply.watch_id] = unnamed.pop(0)
                 if reply.compact_revision:  # events between our last one and that revision are lost
                     self._relist_at = 0.0
                     return True
                 if reply.canceled:
                     raise CallFailed(_cancel_fault(reply.cancel_reason), endpoint, "CANCELLED", reply.cancel_reason)
-                self._take(reply.events)
+                self._take(names[reply.watch_id], reply.events)
             return False
         except grpc.RpcError as error:
             failed = CallFailed.of(error, endpoint)
@@ -133,29 +138,29 @@ class EtcdWatch:
             failed = cancelled
         if self._stop.is_set() or time.monotonic() >= self._relist_at:
             return True  # the stream's planned end
-        _log.info("watch on %s at %s broke (%s), resuming", self._prefix, endpoint.address, failed)
+        _log.info("watch on %s at %s broke (%s), resuming", self._name, endpoint.address, failed)
         self._channels.recover(failed, metadata)
         return False
 
-    def _take(self, events: Any) -> None:
+    def _take(self, prefix: str, events: Any) -> None:
         for event in events:
             if self._stop.is_set():
                 return
             gone = event.type == event.DELETE
             value: KeyValue | None = None if gone else key_value(event.kv)
-            self._deliver(Changed(text(event.kv.key), value, event.kv.mod_revision))
+            self._deliver(prefix, Changed(text(event.kv.key), value, event.kv.mod_revision))
         if events:
             # Only after the last: etcd sends all events of a revision in one reply, so a revision is never split.
-            self._next_revision = events[-1].kv.mod_revision + 1
+            self._next_revision[prefix] = events[-1].kv.mod_revision + 1
             self._backoff.reset()
 
-    def _deliver(self, event: WatchEvent) -> None:
+    def _deliver(self, prefix: str, event: WatchEvent) -> None:
         if self._stop.is_set():
             return
         try:
-            self._on_event(event)
+            self._feeds[prefix](event)
         except Exception:  # a bug in the receiver must not turn into a watch that is silently dead
-            _log.exception("watch on %s: the receiver of %r failed", self._prefix, type(event).__name__)
+            _log.exception("watch on %s: the receiver of %r failed", self._name, type(event).__name__)
 
 
 def _cancel_fault(reason: str) -> Fault:

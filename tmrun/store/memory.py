@@ -9,7 +9,7 @@ May not know: the key layout, the protocol, real time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -344,6 +344,10 @@ class MemoryStore:
         self.world._settle()
         return watch
 
+    def watch_all(self, feeds: Mapping[str, Callable[[WatchEvent], None]]) -> MemoryWatches:
+        """See ``Store``."""
+        return MemoryWatches([self.watch(prefix, on_event) for prefix, on_event in feeds.items()])
+
     def close(self) -> None:
         """See ``Store``."""
         self._closed = True
@@ -450,3 +454,15 @@ class MemoryWatch:
     def _tick(self) -> None:
         if not self._store.partitioned and self._store.world.clock.now >= self._relist_at:
             self.resync()
+
+
+class MemoryWatches:
+    """Several that end together; each is delivered by itself."""
+
+    def __init__(self, watches: Sequence[MemoryWatch]) -> None:
+        self._watches = watches
+
+    def close(self) -> None:
+        """Stop delivering."""
+        for watch in self._watches:
+            watch.close()

@@ -17,7 +17,8 @@ from typing import Any
 from rich.text import Text
 
 from tmrun.core.hostlist import compress
-from tmrun.tui.styles import BAD, CORDONED, DIM, LETTER, STYLE, clip, ranks_text, severity
+from tmrun.core.ranklist import ranks_text
+from tmrun.tui.styles import BAD, CORDONED, DIM, LETTER, STYLE, clip, severity
 
 Node = Mapping[str, Any]
 _CARD = 38

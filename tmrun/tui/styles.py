@@ -4,8 +4,6 @@ that nothing depends on colour. May not know: what is drawn with them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 STYLE = {
     "active": "color(34)", "standby": "color(37)", "warming": "color(172)", "joining": "color(172)", "draining": "color(134)",
     "drained": "color(245)", "suspect": "bold color(166)", "fencing": "bold color(166)", "failed": "bold reverse color(160)",
@@ -34,17 +32,6 @@ JOB_STYLE = {
 def severity(state: str) -> int:
     """0 is worst; an unknown state is shown with the bad ones."""
     return SEVERITY.index(state) if state in SEVERITY else 0
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """[4, 5, 6, 9] -> ``4-6,9``."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
 def seconds(value: float | None) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
-from tmrun.tui.styles import DIM, GOOD, TITLE, WARN, clip, ranks_text, seconds, size
+from tmrun.core.ranklist import ranks_text
+from tmrun.tui.styles import DIM, GOOD, TITLE, WARN, clip, seconds, size
 
 PHASES = ("detect", "bind", "comm", "state", "redo")
 """How ``history`` splits a pause, in order."""

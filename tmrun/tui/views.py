@@ -11,10 +11,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tmrun.core.ranklist import ranks_text
 from tmrun.tui import grid as grids
 from tmrun.tui import timeline
 from tmrun.tui.grid import QUIET, attention, grid, legend
-from tmrun.tui.styles import BAD, DIM, GOOD, JOB_STYLE, STYLE, TITLE, WARN, clip, ranks_text, seconds, severity
+from tmrun.tui.styles import BAD, DIM, GOOD, JOB_STYLE, STYLE, TITLE, WARN, clip, seconds, severity
 from tmrun.tui.ui import HELP, Ui
 
 Value = Mapping[str, Any]

@@ -3,20 +3,17 @@
     Prepare   standby: post it, the main thread builds once it is parked as the right rank
               else: refuse if it cannot work; post it; in a failure cut all live connections; build in the background
     Commit, Abort   post
-    Shutdown        end with exit code 0
 May not know: what the main thread does with it.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from functools import partial
 
 from tmrun import wire
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Build, Plan, Role, Status
-from tmrun.worker.output import flush_everything
 from tmrun.worker.process import SETTLED_STEPS, Phase, Process
 
 
@@ -26,9 +23,6 @@ def deliver(process: Process, message: wire.Message) -> None:
         _on_prepare(process, Pending(message, time.monotonic()))
     elif isinstance(message, wire.Commit | wire.Abort):
         process.board.decide(message)
-    elif isinstance(message, wire.Shutdown):
-        flush_everything()
-        os._exit(0)
 
 
 def new_build(process: Process, pending: Pending, role: Role) -> Build:

@@ -1,0 +1,16 @@
+"""How people are shown ranks. May not know: where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """[4, 5, 6, 9] -> ``4-6,9``."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
