@@ -40,6 +40,7 @@ ENV_NODE = "TMRUN_NODE_MARKER"
 """Marks the processes of one node of one launch."""
 _LEAVE_WAIT_S = 15.0
 _SHOW_S = 1.0
+_SHOW_SELDOM_S = 10.0
 _LOOK_S = 1.0
 """The store is asked so often whether the job has ended (and whether it answers); a watch usually tells at once."""
 _PAUSE_WAIT_S = 30.0
@@ -128,7 +129,7 @@ class Launcher:
     inbox: queue.SimpleQueue[WatchEvent] = field(default_factory=queue.SimpleQueue)
     hooks: Hooks = field(init=False)
     _own_hosts: tuple[str, ...] = ()
-    _shown_at: float = 0.0
+    _show_at: float = 0.0
     _began: float = field(default_factory=time.monotonic)
     _untold: dict[int, float] = field(default_factory=dict)
     """Epoch of a migration whose pause has not been told yet -> until when it is waited for."""
@@ -315,13 +316,11 @@ class Launcher:
 
     # -- the live line --------------------------------------------------------------------------------------------------------------
     def _show(self) -> None:
-        """Once a second what is going on, where somebody sees it: a launcher must not read all that all nodes say."""
-        if time.monotonic() - self._shown_at < _SHOW_S:
-            return
-        self._shown_at = time.monotonic()
-        if not self.footer.live and not self._tells(fold(self.keys, self.store.list(self.keys.common).entries)):
+        """What is going on: once a second where somebody looks on, seldom in the logs of the other hosts (each look reads the whole job)."""
+        if time.monotonic() < self._show_at:
             return
         job = self._read()
+        self._show_at = time.monotonic() + (_SHOW_S if job.map is None or self._tells(job) else _SHOW_SELDOM_S)
         if job.end is not None:
             return
         found = [self.store.get(self.keys.progress(host)) for host in self._own_hosts]
