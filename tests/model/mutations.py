@@ -15,7 +15,7 @@ from tmrun.core import migration as judging
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Seat
-from tmrun.core.txn import Absent, Guard, Txn
+from tmrun.core.txn import Guard, Txn
 
 KEYS = Keys("job")
 Mutation = Callable[[], Any]
@@ -52,14 +52,14 @@ def _alive_whoever(self: Job, seat: Seat) -> bool:
     return seat.host in self.members
 
 
-def _no_leaver(kind: Kind) -> Mutation:
-    """Nothing is known of the leavers of such migrations."""
+def _leaver_without(kind: Kind, *keys: str) -> Mutation:
+    """Migrations of this kind know less of their leavers."""
     original = transactions._leaver_guard
 
-    def guard(job: Job, which: Kind, move: Any) -> Guard:
-        return original(job, which, move) if which is not kind else Absent("/nobody/writes/this")
+    def guards(job: Job, which: Kind, move: Any) -> tuple[Guard, ...]:
+        return tuple(g for g in original(job, which, move) if which is not kind or not _on(g, keys))
 
-    return instead(transactions, "_leaver_guard", guard)
+    return instead(transactions, "_leaver_guard", guards)
 
 
 def _eager_commit() -> Mutation:
@@ -103,13 +103,12 @@ MUTATIONS: dict[str, Mutation] = {
     "propose: joiner not drained": without("propose", "admin"),
     "propose: not paused since": without("propose", "pause"),
     "start: not paused since": without("start", "pause"),
-    "propose: slot not claimed": without("propose", "run"),
     "commit: leader": without("commit", "leader"),
     "commit: head unchanged": without("commit", "head"),
     "commit: members unchanged": without("commit", "member"),
-    "commit: slot not claimed": without("commit", "run"),
-    "propose, commit: failed slot's run key": _no_leaver(Kind.FAILURE),
-    "propose, commit: drained slot's member key": _no_leaver(Kind.DRAIN),
+    "propose, commit: failed slot's member key": _leaver_without(Kind.FAILURE, "member"),
+    "start: who loses a seat has not come back": without("start", "member"),
+    "propose, commit: drained slot's member key": _leaver_without(Kind.DRAIN, "member"),
     "abort: leader": without("abort", "leader"),
     "abort: head unchanged": without("abort", "head"),
     "commit: leader and head": without("commit", "leader", "head"),
@@ -142,6 +141,7 @@ MUTATIONS: dict[str, Mutation] = {
     "judge: a failed node is back": _never_back(),
     "coordinator: parked workers are resumed": instead(coordinator, "_resync", lambda *_: None),
     "node: a commit before a newer prepare": _prepare_first(),
+    "node: gives up what it claimed in vain": instead(node, "_stray_claim", lambda *_: None),
     "node: a start map wants new processes": instead(node, "_seated_unprepared", lambda *_: False),
     "lease: self-fence": instead(worlds.Agent, "fence", lambda self: False),
     "lease: a new lease alone protects nothing": instead(worlds.Agent, "unsafe_since", property(lambda s: float("inf"), lambda s, v: None)),

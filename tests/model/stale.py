@@ -208,6 +208,69 @@ def lease_dropped_during_the_handover(world: World) -> None:
     _until(world, lambda job: all(op.state is OpState.DONE for op in job.ops.values()))
 
 
+def _comes_back(world: World, holder: Agent) -> None:
+    """It registers again, with its process, and does not get further."""
+    holder.frozen = False
+    for _ in range(20):
+        if world.job().alive(holder.me):
+            break
+        world.deliver(holder.host)
+        world.step_agent(holder.host)
+    assert world.job().alive(holder.me) and 1 not in world.job().runs and world.training.of(holder.me)
+    holder.frozen = True
+
+
+def committed_when_the_holder_is_back(world: World) -> None:
+    """The holder's lease was dropped; it registers again between the coordinator's reading of the last vote and its commit."""
+    me, holder = _leader(world), _holder(world, 1)
+    world.store.revoke(holder.node.lease)
+    holder.frozen = True
+    job = _until(world, lambda job: job.open_migration and len(job.votes) >= 2)
+    step = max(w.next_step for v in job.votes.values() for w in v.value.workers)
+    stray = transactions.commit(job, Resume(step, {1: 0}, {1: 0}))
+    me.frozen = True
+    _comes_back(world, holder)
+    me.frozen = False
+    _arrives(world, me, stray)
+    _go_on_without(world, holder)
+
+
+def restarted_when_a_holder_is_back(world: World) -> None:
+    """As before, at a restart of everybody."""
+    me, holder = _leader(world), _holder(world, 1)
+    world.store.revoke(holder.node.lease)
+    job = world.job()
+    stray = transactions.start(job, planner.first_seats(job), Kind.RESTART, "stray")
+    me.frozen = holder.frozen = True
+    _comes_back(world, holder)
+    me.frozen = False
+    _arrives(world, me, stray)
+    _go_on_without(world, holder)
+
+
+def _go_on_without(world: World, slow: Agent) -> None:
+    for _ in range(15):
+        world.round()
+    slow.frozen = False
+
+
+def claimed_and_given_away(world: World) -> None:
+    """A node holds its slot's run key and has no process: between two restarts, and the second gives the slot to another host."""
+    holder, other = _holder(world, 1), _holder(world, 0)
+    world.kill_worker(other.host, 1)
+    _until(world, lambda job: job.epoch == 2)
+    while holder.node.group is not None:
+        world.deliver(holder.host)
+        world.step_agent(holder.host)
+    holder.frozen = True
+    assert world.drain(holder.host)
+    _until(world, lambda job: any(w.generation == 2 for w in world.training.of(other.me)))
+    world.kill_worker(other.host, 1)
+    _until(world, lambda job: job.epoch == 3)
+    holder.frozen = False
+    _until(world, lambda job: 1 in job.runs and job.runs[1].value.incarnation != holder.me.incarnation)
+
+
 def started_after_another_map(world: World) -> None:
     me, job = _leader(world), world.job()
     stray = transactions.start(job, planner.first_seats(job), Kind.RESTART, "stray")
@@ -423,7 +486,8 @@ CASES: dict[str, Case] = {
         trouble_of_an_older_map, trouble_without_being_a_member, finished_after_it_was_cancelled, cancelled_after_the_commit,
         registered_over_another_life, updated_by_another_life, committed_after_its_leaver_died, restarted, back_before_the_commit,
         slow_after_a_new_lease, cut_off_while_its_steps_go_on,
-        committed_after_the_slot_was_claimed_again, lease_dropped_during_the_handover,
+        committed_after_the_slot_was_claimed_again, claimed_and_given_away,
+        committed_when_the_holder_is_back, restarted_when_a_holder_is_back, lease_dropped_during_the_handover,
     )
 }  # fmt: skip
 

@@ -316,7 +316,7 @@ class Launcher:
 
     # -- the live line --------------------------------------------------------------------------------------------------------------
     def _show(self) -> None:
-        """What is going on: once a second where somebody looks on, seldom in the logs of the other hosts (each look reads the whole job)."""
+        """What is going on: once a second where somebody looks on, seldom in other hosts' logs (each look reads the whole job)."""
         if time.monotonic() < self._show_at:
             return
         job = self._read()

@@ -332,8 +332,10 @@ def _sent(group: Group, effect: Prepare | Commit | Abort) -> Group:
 
 
 def concerns(node: Node, job: Job) -> frozenset[int]:
-    """The slots of which this node must know who runs them: the one it holds, those that its workers still run, those it is to take."""
+    """The slots of which this node must know who runs them: the one it holds, those that its workers still run, those it is to take, and
+    those that it claimed."""
     slots = set() if job.map is None else {i for i, s in enumerate(job.map.seats) if s == node.me}
+    slots |= {i for i, run in job.runs.items() if run.value.incarnation == node.me.incarnation}
     if node.group is not None and node.group.purpose is Purpose.ACTIVE:
         slots.add(node.group.slot)
     if job.open_migration is not None:
@@ -380,12 +382,21 @@ def _wind_down(node: Node, job: Job) -> Effect | None:
 def _idle(node: Node, job: Job, current: RankMap) -> Effect | None:
     if transactions.owes_word(job, node.me):
         return _submit(transactions.confirm_left(job, node.me))
+    stray = _stray_claim(node, job, current)
+    if stray is not None:
+        return _submit(transactions.release(job, stray))
     slot = current.slot_of(node.me)
     if slot is not None and not job.trouble(slot) and slot not in job.done:
         return _start(node, job, current, slot)
     if slot is not None and slot in job.done:
         return None
     return _idle_standby(node, job, current)
+
+
+def _stray_claim(node: Node, job: Job, current: RankMap) -> int | None:
+    """A slot that was claimed, and given to somebody else before a process was started for it."""
+    mine = (i for i, run in job.runs.items() if run.value.incarnation == node.me.incarnation)
+    return next((i for i in mine if current.seats[i] != node.me), None)
 
 
 def _start(node: Node, job: Job, current: RankMap, slot: int) -> Effect | None:

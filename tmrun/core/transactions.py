@@ -41,6 +41,8 @@ from tmrun.core.model import (
 )
 from tmrun.core.txn import Absent, CreatedAt, Delete, DeletePrefix, Guard, ModifiedAt, Op, Put, Txn, ValueIs
 
+MAX_REPLACED = 100
+"""Seats that a start map can guard on."""
 MAX_NAMED = 8
 """Slots that a transaction's name lists."""
 
@@ -118,7 +120,8 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program
     """Commit a map under which all workers start from scratch: the first one, or a restart.
 
     Needs no votes: every worker is started anew and fenced by the generation. A seat that died meanwhile is an ordinary failure.
-    Whoever loses a seat and comes back too late is started anew, as all are.
+    Whoever loses a seat has not come back since the snapshot, with processes that still run (as far as a transaction can hold the guards:
+    of the first ``MAX_REPLACED`` seats).
     """
     assert job.open_migration is None
     epoch = job.epoch + 1
@@ -129,7 +132,8 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program
         Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, last))),
     )
-    guards = (*_as_leader(job), _head_unchanged(job), _no_pause_since(job))
+    lost = [old.host for old, new in zip(job.map.seats, seats, strict=True) if old != new] if job.map else []
+    guards = (*_as_leader(job), _head_unchanged(job), _no_pause_since(job), *(_member_as_seen(job, h) for h in lost[:MAX_REPLACED]))
     return Txn(guards, ops, f"{kind.value} map of epoch {epoch}")
 
 
@@ -145,7 +149,7 @@ def propose(job: Job, kind: Kind, moves: tuple[Move, ...], op: str, reason: str)
         guards.append(_no_pause_since(job))
     for move in moves:
         guards += [_member_unchanged(job, move.joiner), _wishes_as_seen(job, move.joiner.host)]
-        guards.append(_leaver_guard(job, kind, move))
+        guards += _leaver_guard(job, kind, move)
     ops = (
         Put(job.keys.head, encode(Head(head.epoch, number, number))),
         Put(job.keys.migration(number), encode(migration)),
@@ -153,9 +157,18 @@ def propose(job: Job, kind: Kind, moves: tuple[Move, ...], op: str, reason: str)
     return Txn(tuple(guards), ops, f"propose {kind.value} migration {number}")
 
 
-def _leaver_guard(job: Job, kind: Kind, move: Move) -> Guard:
-    """A drained slot's agent is still the same. A failed slot's processes are gone: its run key is released or expired."""
-    return Absent(job.keys.run(move.slot)) if kind is Kind.FAILURE else _member_unchanged(job, move.leaver)
+def _leaver_guard(job: Job, kind: Kind, move: Move) -> tuple[Guard, ...]:
+    """A drained slot's agent is still the same. A failed slot's agent has said that its processes are gone (then its own claim is refused,
+    because of what it said), or has not come back: one that has may still have processes, and can claim its slot again."""
+    if kind is not Kind.FAILURE:
+        return (_member_unchanged(job, move.leaver),)
+    return () if job.trouble(move.slot) else (_member_as_seen(job, move.leaver.host),)
+
+
+def _member_as_seen(job: Job, host: Host) -> Guard:
+    """Nobody has registered under this name since the snapshot."""
+    member = job.members.get(host)
+    return CreatedAt(member.key, member.created) if member else Absent(job.keys.member(host))
 
 
 def commit(job: Job, resume: Resume) -> Txn:
@@ -176,7 +189,7 @@ def commit(job: Job, resume: Resume) -> Txn:
     )
     guards: list[Guard] = [*_as_leader(job), _head_unchanged(job)]
     for move in migration.moves:
-        guards += [_member_unchanged(job, move.joiner), _leaver_guard(job, migration.kind, move)]
+        guards += [_member_unchanged(job, move.joiner), *_leaver_guard(job, migration.kind, move)]
     ops: list[Op] = [
         Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, migration.id))),
