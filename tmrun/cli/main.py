@@ -36,6 +36,8 @@ _VERBS = {
     "stop": "stop.command",
     "trace": "trace.command",
     "doctor": "doctor.command",
+    "simulate": "simulate.command",
+    "size": "size.command",
     "completion": "completion.command",
 }
 """Verb -> where its command is."""

@@ -49,6 +49,17 @@ def repeat(show: Callable[[], None], every_s: float) -> None:
         time.sleep(every_s)
 
 
+@contextmanager
+def spinner(what: str) -> Iterator[Callable[[str], None]]:
+    """Something that turns on stderr, with what is being worked on, for long calculations; nothing where there is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(what) as status:
+        yield lambda words: status.update(f"{what}: {words}")
+
+
 class Reader(Generic[T]):
     """Calls ``read`` on a thread, every ``every_s`` and whenever ``wake`` is called; keeps the newest value."""
 
