@@ -153,6 +153,15 @@ class Lab:
         self._own.add(launcher.pid)
         return node
 
+    def aside(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+        """Start something that is no node: an operator's command."""
+        with log.open("wb") as out:
+            started = subprocess.Popen(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._own.add(started.pid)  # its exit code is wanted: not to be reaped with the orphans
+        return started
+
     def pids(self, name: str) -> list[int]:
         """Everything that lives on a node."""
         return procs.marked(f"{self.marker}/{name}", NODE)

@@ -35,6 +35,8 @@ STATES = {"small": (64, 2, 8), "40MB": (256, 4, 4), "100MB": (384, 5, 2), "200MB
 """Name -> (width, layers, batch a rank) of the GPT: parameters and AdamW's moments make about that much state."""
 COMPILED = ("off", "warm", "cold")
 """torch.compile: off, with a kernel cache that all hosts share and that is filled, with an empty one on every host."""
+UNMEASURED = ("error", "not installed")
+"""Outcomes that say nothing about the system: the bench itself failed, or a peer is not there. The next run tries again."""
 GUESS_S = 35.0
 """What a trial takes, until one was run."""
 ENOUGH_FAILURES = 2
@@ -124,14 +126,14 @@ def minutes(trials: Sequence[Trial], seconds: Mapping[str, float]) -> float:
 
 
 def to_run(trials: Iterable[Trial], rows: Sequence[Mapping[str, Any]]) -> list[Trial]:
-    """Those without a row. A row that says that the bench itself failed ("error") does not count."""
-    done = {row["key"] for row in rows if row["outcome"] != "error"}
+    """Those without a row that says how the system did."""
+    done = {row["key"] for row in rows if row["outcome"] not in UNMEASURED}
     return [t for t in trials if t.key not in done]
 
 
 def hopeless(trial: Trial, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether this case is known not to recover."""
-    outcomes = [row["outcome"] for row in rows if row["case"] == trial.case and row["outcome"] != "error"]
+    outcomes = [row["outcome"] for row in rows if row["case"] == trial.case and row["outcome"] not in UNMEASURED]
     return len(outcomes) >= ENOUGH_FAILURES and "recovered" not in outcomes
 
 

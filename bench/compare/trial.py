@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare import events, measure, plan
-from bench.compare.lab import Lab, NotReady, Refused, TrialError
+from bench.compare.lab import Lab, NotReady, Refused
 from bench.compare.machine import Machine, busy_share
 from bench.compare.network import Network
 from bench.compare.plan import Trial
@@ -50,12 +50,12 @@ def run(trial: Trial, marker: str, python: str, scratch: Path, machine: Machine,
     try:
         with Lab(marker, logs, network_of(trial, marker)) as lab:
             row |= _carry_out(trial, lab, FAMILIES[trial.system](trial, lab, python, scratch), patience)
-    except TrialError as error:
-        row |= {"outcome": "error", "why": str(error)}
     except NotReady as error:
         row |= {"outcome": "did not start", "why": str(error)}
     except Refused as error:
         row |= {"outcome": "refused", "why": str(error)}
+    except Exception as error:  # one trial's trouble must not end hours of others
+        row |= {"outcome": "error", "why": f"{type(error).__name__}: {error}"}
     row["wall_s"] = round(time.monotonic() - began, 1)
     return row
 

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tmrun import __version__
+
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 PACKAGES: dict[str, tuple[str, ...]] = {
     "tmrun": (),  # the interpreter that runs the bench: it has tmrun's tree and stock torch
@@ -39,7 +41,15 @@ def provide(name: str, folder: Path) -> Venv:
     probe = subprocess.run([str(python), "-c", f"import {PROBES[name]}"], capture_output=True, text=True, check=False, cwd="/")
     if probe.returncode:
         return Venv("", {}, _last_line(probe.stderr))
-    return Venv(str(python), _versions(python))
+    versions = _versions(python)
+    return Venv(str(python), {**versions, "tmrun": _tree()} if name == "tmrun" else versions)
+
+
+def _tree() -> str:
+    """Which tmrun this is: its version and, in a clone, the commit."""
+    argv = ["git", "describe", "--always"]
+    commit = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=CONSTRAINTS.parent).stdout.strip()
+    return f"{__version__}+{commit}" if commit else __version__
 
 
 def _make(folder: Path, packages: tuple[str, ...]) -> str:

@@ -78,6 +78,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert plan.to_run(trials, rows) == [trials[0], trials[2]]
     assert plan.hopeless(Trial("torchrun", True, "frozen", rep=2), rows)
     assert not plan.hopeless(Trial("tmrun", True, "frozen", rep=1), rows)
+    assert plan.to_run([Trial("torchft", True, "kill")], rows), "a peer that was not installed is tried again"
 
 
 def test_plots_are_svg() -> None:

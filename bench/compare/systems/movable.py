@@ -72,8 +72,7 @@ class Tmrun(System):
         """``tmrun drain``."""
         argv, env = self.cli("drain", victim)
         log = self.lab.logs / "drain.log"
-        with log.open("wb") as out:
-            verb = subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        verb = self.lab.aside(argv, env, log)
 
         def over() -> bool:
             if verb.poll() not in (None, 0):
