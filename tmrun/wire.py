@@ -15,6 +15,7 @@ from enum import Enum
 
 from tmrun.core import codec
 from tmrun.core.errors import WireError
+from tmrun.core.model import Machine, Rehearsal
 
 MAX_FRAME = 16 << 20
 
@@ -76,10 +77,22 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """A standby finished rehearsing as ``rank`` and is parked."""
+    """A standby finished rehearsing and is parked."""
 
-    rank: int
-    seconds: float
+    machine: Machine
+    rehearsal: Rehearsal
+
+    @property
+    def rank(self) -> int:
+        """The rank that was rehearsed."""
+        return self.rehearsal.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a live worker runs on, once it has done some steps. Sent once in the life of a process as a rank."""
+
+    machine: Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +173,8 @@ class Resumed:
     step: int
     redo_s: float
     pause_s: float
+    cold: dict[str, int] = field(default_factory=dict)
+    """A joiner's: what its rehearsal had not warmed, counted by kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +272,13 @@ class StoreReply:
 
 
 Message = (
-    Hello | Joined | Warm | Progress | Prepared | Refused | Suspect | Switched | Resumed | Left | Finished
+    Hello | Joined | Warm | Measured | Progress | Prepared | Refused | Suspect | Switched | Resumed | Left | Finished
     | Prepare | Commit | Abort | StoreRequest | StoreReply
 )  # fmt: skip
 _TYPES: dict[str, type[Message]] = {
     t.__name__: t
     for t in (
-        Hello, Joined, Warm, Progress, Prepared, Refused, Suspect, Switched, Resumed, Left, Finished,
+        Hello, Joined, Warm, Measured, Progress, Prepared, Refused, Suspect, Switched, Resumed, Left, Finished,
         Prepare, Commit, Abort, StoreRequest, StoreReply,
     )
 }  # fmt: skip

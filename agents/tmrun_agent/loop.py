@@ -156,7 +156,9 @@ class Agent:
             case wire.Joined():
                 return core.WorkerJoined(local)
             case wire.Warm():
-                return core.WorkerWarm(local)
+                return core.WorkerWarm(local, message.machine, message.rehearsal)
+            case wire.Measured(machine):
+                return core.WorkerMeasured(local, machine)
             case wire.Left():
                 return core.WorkerLeft(local)
             case wire.Prepared():
@@ -194,7 +196,7 @@ class Agent:
             role = "joiner" if "bind" in message.phases else "stayer"
             known = replace(known, role=role, phases=dict(message.phases), bytes=message.bytes)
         else:
-            known = replace(known, redo_s=message.redo_s, pause_s=message.pause_s, resumed=True)
+            known = replace(known, redo_s=message.redo_s, pause_s=message.pause_s, resumed=True, cold=message.cold)
         self._timings[message.epoch, rank] = known
         self.publisher.timing(message.epoch, known)
         self.metrics.timing(message.epoch, self._cause(job, message.epoch), known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ from tmrun.core.model import (
     Host,
     Incarnation,
     Kind,
+    Machine,
     Member,
     NodeState,
     Obituary,
     RankMap,
+    Rehearsal,
     Run,
     Seat,
     Spec,
@@ -104,6 +107,22 @@ def test_a_machine_whose_workers_failed_is_the_last_choice() -> None:
     again = (KEYS.member("b"), member("b", warm=True)), (KEYS.trouble(1), trouble)
     job = running(*again, (KEYS.run(1), Run(0, Host("a"), seat("a").incarnation, 1)), hosts=("a", "b", "s"))
     assert planner.plan_moves(job, [1]).moves[0].joiner == seat("s")
+
+
+def test_a_joiner_that_rehearsed_the_slot_comes_first_and_one_unlike_the_job_last() -> None:
+    live = Machine("cpu", step_s=0.5)
+    mine, other = Rehearsal(2, 1.0, 3), Rehearsal(0, 1.0, 3)  # ranks of slots 1 and 0
+
+    def choice(slots: list[int], **machines: Machine) -> list[str]:
+        spare = {"s1": other, "s2": mine}
+        more = [(KEYS.member(h), member(h, warm=True, rehearsal=r, machine=machines.get(h, live))) for h, r in spare.items()]
+        runs = [(KEYS.run(i), Run(i, Host(h), seat(h).incarnation, 1, (1, 2), True, live)) for i, h in enumerate(("a", "b"))]
+        job = running(*more, *runs, hosts=("a", "b", "s1", "s2"))
+        return [m.joiner.host for m in planner.plan_moves(job, slots).moves]
+
+    assert (choice([1]), choice([0]), choice([0, 1])) == (["s2"], ["s1"], ["s1", "s2"])
+    assert choice([1], s2=replace(live, step_s=5.0)) == ["s1"]
+    assert choice([1, 0], s2=replace(live, step_s=5.0)) == ["s1", "s2"]
 
 
 def test_first_seats_keep_the_living_and_skip_the_drained() -> None:

@@ -51,7 +51,9 @@ def test_every_use_before_and_after(job: Job) -> None:
     for rank in range(4):
         assert (job.cluster.losses / f"done{rank}.txt").read_text().split() == [str(s) for s in range(STEPS)], rank
     late = job.cluster.standby(2, TEST_REPLAYED="1")  # the live ranks' first step is replayed to whoever rehearses after it
-    job.cluster.expect(late, wire.Warm)
+    warm = job.cluster.expect(late, wire.Warm)
+    assert warm.rehearsal.replayed > 50 and set(warm.rehearsal.synthesised) < {"all_reduce", "all_gather_object", "gather_object"}
+    assert not (job.cluster.losses / "written_by_a_rehearsal").exists()
 
 
 def test_nothing_is_forgotten() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from tmrun.core import codec
+from tmrun.core import admission, codec
 from tmrun.core.keys import Keys
 from tmrun.core.model import (
     Admin,
@@ -291,8 +291,20 @@ def node_state(job: Job, host: Host) -> tuple[NodeState, str]:
     if job.map is None:
         return NodeState.JOINING, "waiting for the first map"
     if member.value.warm:
-        return NodeState.STANDBY, "warm"
+        return _standby_state(job, member.value)
     return NodeState.WARMING, "rehearsing" if job.movable else "rehearses once the workers have reached run.steps"
+
+
+def fitness(job: Job, member: Member) -> admission.Verdict:
+    """Whether a member's machine is as good as those that train."""
+    return admission.judge(member.machine, (r.value.machine for r in job.runs.values()))
+
+
+def _standby_state(job: Job, member: Member) -> tuple[NodeState, str]:
+    verdict = fitness(job, member)
+    if verdict.fit is admission.Fit.REFUSED:
+        return NodeState.FAILED, f"not fit as a standby: {verdict.why}"
+    return NodeState.STANDBY, f"warm, but chosen last: {verdict.why}" if verdict.why else "warm"
 
 
 def _seated_state(job: Job, host: Host, slot: int) -> tuple[NodeState, str]:

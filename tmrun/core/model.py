@@ -114,6 +114,38 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """What a worker runs on and takes, as it found out itself; of a node, of its weakest worker. Empty and 0: not known.
+
+    ``software``: name -> version. ``memory_mb``: what one worker may use of its device; ``peak_mb``: the most that it has used.
+    ``step_s``: median step; a rehearsed one has no communication in it.
+    """
+
+    device: str = ""
+    driver: str = ""
+    software: dict[str, str] = field(default_factory=dict)
+    memory_mb: int = 0
+    peak_mb: int = 0
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What a worker's rehearsal warmed; of a node, of its last worker to be warm.
+
+    ``rank``: the one that was rehearsed. ``replayed``: collectives that were given what the live ranks recorded; ``synthesised``:
+    collective -> calls that were given made-up values. ``compiled``: graphs that torch.compile made.
+    """
+
+    rank: int
+    seconds: float
+    steps: int
+    replayed: int = 0
+    synthesised: dict[str, int] = field(default_factory=dict)
+    compiled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """A live registration, under the agent's lease. ``warm``: its standby processes have rehearsed and are parked."""
 
@@ -126,6 +158,9 @@ class Member:
     labels: dict[str, str] = field(default_factory=dict)
     fault: str = ""
     """Why this node cannot be a standby (its rehearsal fails); empty when it can."""
+    machine: Machine | None = None
+    """As a warm standby's workers found it."""
+    rehearsal: Rehearsal | None = None
 
     @property
     def seat(self) -> Seat:
@@ -304,6 +339,8 @@ class Run:
     pids: tuple[int, ...] = ()
     joined: bool = False
     """All workers reached ``run.steps``: from here on ranks can be moved instead of restarted."""
+    machine: Machine | None = None
+    """As its workers found it after some steps: what a standby is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +463,8 @@ class Timing:
     redo_s: float = 0.0
     pause_s: float = 0.0
     resumed: bool = False
+    cold: dict[str, int] = field(default_factory=dict)
+    """A joiner's first step: what its rehearsal had not warmed, counted by kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from tmrun.core import admission, transactions
 from tmrun.core import migration as judging
-from tmrun.core import transactions
 from tmrun.core.membership import Job, natural
-from tmrun.core.model import Done, Doubt, Host, Incarnation, Kind, Migration, Phase, RankMap, Run, Seat, Spec, Trouble, Vote, WorkerVote
+from tmrun.core.model import (
+    Done,
+    Doubt,
+    Host,
+    Incarnation,
+    Kind,
+    Machine,
+    Migration,
+    Phase,
+    RankMap,
+    Rehearsal,
+    Run,
+    Seat,
+    Spec,
+    Trouble,
+    Vote,
+    WorkerVote,
+)
 from tmrun.core.txn import Txn
 
 MAX_STANDBY_FAILURES = 3
@@ -72,6 +89,9 @@ class Group:
     """A connection that a worker lost, nobody knows yet why; of the current epoch."""
     joined: frozenset[int] = frozenset()
     warm: frozenset[int] = frozenset()
+    machines: Mapping[int, Machine] = field(default_factory=dict)
+    """local rank -> what it runs on, once it has said so."""
+    rehearsal: Rehearsal | None = None
     left: frozenset[int] = frozenset()
     migration: int = 0
     """The migration that the workers were last asked to prepare for."""
@@ -134,6 +154,16 @@ class WorkerWarm:
     """A standby process is parked."""
 
     local_rank: int
+    machine: Machine = field(default_factory=Machine)
+    rehearsal: Rehearsal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMeasured:
+    """A live worker has done some steps."""
+
+    local_rank: int
+    machine: Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +216,20 @@ class Leased:
     lease: int
 
 
-Fact = Spawned | Exited | WorkerJoined | WorkerWarm | WorkerAnswered | WorkerLeft | WorkerDoubts | Sent | Killing | Forgotten | Leased
+Fact = (
+    Spawned
+    | Exited
+    | WorkerJoined
+    | WorkerWarm
+    | WorkerMeasured
+    | WorkerAnswered
+    | WorkerLeft
+    | WorkerDoubts
+    | Sent
+    | Killing
+    | Forgotten
+    | Leased
+)
 
 
 # -- effects ------------------------------------------------------------------------------------------------------------------------
@@ -292,8 +335,11 @@ def _observe_group(group: Group, fact: Fact) -> Group:
             return _exited(group, pid, code, error)
         case WorkerJoined(rank):
             return replace(group, joined=group.joined | {rank})
-        case WorkerWarm(rank):
-            return replace(group, warm=group.warm | {rank})
+        case WorkerWarm(rank, machine, rehearsal):
+            machines = {**group.machines, rank: machine}
+            return replace(group, warm=group.warm | {rank}, machines=machines, rehearsal=rehearsal)
+        case WorkerMeasured(rank, machine):
+            return replace(group, machines={**group.machines, rank: machine})
         case WorkerDoubts(_, text):
             return replace(group, doubt=group.doubt or text)
         case WorkerLeft(rank):
@@ -560,7 +606,8 @@ def _switch(node: Node, job: Job, group: Group, current: RankMap) -> Effect | No
 
 def _claim(node: Node, job: Job, group: Group, current: RankMap, slot: int) -> Effect | None:
     """Hold the slot's run key with what it should say, as soon as nobody else holds it."""
-    run = Run(slot, node.me.host, node.me.incarnation, current.epoch, group.pids, len(group.joined) == len(group.pids))
+    joined = len(group.joined) == len(group.pids)
+    run = Run(slot, node.me.host, node.me.incarnation, current.epoch, group.pids, joined, _machine(group))
     held = job.runs.get(slot)
     if held is None:
         return _submit(transactions.claim(job, run, node.lease)) if job.alive(node.me) else None
@@ -606,4 +653,10 @@ def _standby(node: Node, job: Job, group: Group, current: RankMap) -> Effect | N
     if member.value.warm == warm:
         return None
     say = f"{node.me.host} is a warm standby" if warm else ""
-    return _submit(transactions.update_member(job, replace(member.value, warm=warm), node.lease), say=say)
+    told = replace(member.value, warm=warm, machine=_machine(group), rehearsal=group.rehearsal)
+    return _submit(transactions.update_member(job, told, node.lease), say=say)
+
+
+def _machine(group: Group) -> Machine | None:
+    """Of the weakest worker, once all have said."""
+    return admission.weakest(list(group.machines.values())) if len(group.machines) == len(group.pids) else None

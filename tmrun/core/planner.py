@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tmrun.core.admission import Fit
 from tmrun.core.errors import UsageError
-from tmrun.core.membership import Job, natural
+from tmrun.core.membership import Job, fitness, natural
 from tmrun.core.model import Member, Move, Resume, Seat, Vote, WorkerVote
 
 
@@ -51,10 +52,10 @@ def _eligible(job: Job, *, warm_only: bool) -> list[Member]:
 
 
 def standbys(job: Job, *, warm_only: bool = True) -> list[Member]:
-    """Members that may take a slot now: warm, not draining, and not running one. A new life of a host that died in its slot is free too."""
+    """Members that may take a slot now: warm, fit, not cordoned, running none. A new life of a host that died in its slot is free."""
     seated = {s.host for i, s in enumerate(job.map.seats) if job.alive(s) and job.trouble(i) is None} if job.map else set()
     busy = seated | {r.value.host for r in job.runs.values()}
-    return [m for m in _eligible(job, warm_only=warm_only) if m.host not in busy]
+    return [m for m in _eligible(job, warm_only=warm_only) if m.host not in busy and fitness(job, m).fit is not Fit.REFUSED]
 
 
 MAX_MOVES = 24
@@ -71,22 +72,34 @@ class Plan:
 
 
 def plan_moves(job: Job, slots: Sequence[int], to: str = "") -> Plan:
-    """Give each leaving slot a warm joiner. A machine whose workers just failed is taken only when no other is warm."""
+    """Give each leaving slot a warm joiner, one that has rehearsed it if there is one.
+
+    A machine whose workers just failed, or that is worse than the job's, is taken only when no other is warm.
+    """
     assert job.map is not None
     free = standbys(job)
     if to:
         free = [m for m in free if m.host == to]
-    free.sort(key=lambda m: job.map is not None and job.map.slot_of_host(m.host) is not None)
     moves: list[Move] = []
     short: list[int] = []
     for slot in slots[:MAX_MOVES]:
         if free:
-            moves.append(Move(slot, job.map.seats[slot], free.pop(0).seat))
+            joiner = min(free, key=lambda m: _preference(job, m, slot, slots))
+            free.remove(joiner)
+            moves.append(Move(slot, job.map.seats[slot], joiner.seat))
         else:
             short.append(slot)
     text = ", ".join(f"slot {m.slot} {m.leaver.host} -> {m.joiner.host}" for m in moves)
     lacking = f"no warm standby for slot {', '.join(map(str, short))}" if short else ""
     return Plan(tuple(moves), tuple(short), "; ".join(x for x in (text, lacking) if x))
+
+
+def _preference(job: Job, member: Member, slot: int, slots: Sequence[int]) -> tuple[bool, Fit, int]:
+    """Lowest first; what another leaving slot's role was rehearsed for is left to that one."""
+    assert job.map is not None and job.spec is not None
+    rehearsed = member.rehearsal.rank // job.spec.nproc if member.rehearsal else -1
+    other = 2 if rehearsed in slots else 1
+    return job.map.slot_of_host(member.host) is not None, fitness(job, member).fit, 0 if rehearsed == slot else other
 
 
 def next_step(workers: Sequence[WorkerVote]) -> int:

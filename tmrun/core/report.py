@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tmrun.core import coordinator, details
+from tmrun.core import codec, coordinator, details
 from tmrun.core.membership import Job, known_hosts, node_state
 from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Timing
 
@@ -73,7 +73,17 @@ def node_row(job: Job, host: Host) -> dict[str, Any]:
         "slot": slot,
         "ranks": list(job.spec.ranks(slot)) if job.spec and slot is not None else [],
         "pids": list(run.value.pids) if run is not None and mine else [],
+        "rehearsal": _rehearsal(job, host),
     }
+
+
+def _rehearsal(job: Job, host: Host) -> dict[str, Any] | None:
+    """A warm standby's report: what was warmed."""
+    member = job.members.get(host)
+    if member is None or not member.value.warm or member.value.rehearsal is None:
+        return None
+    machine = member.value.machine
+    return {**codec.to_plain(member.value.rehearsal), "step_s": machine.step_s if machine else None}
 
 
 def checks(job: Job) -> list[dict[str, str]]:
@@ -115,7 +125,15 @@ def _row(current: RankMap, timings: Sequence[Timing], nproc: int) -> dict[str, A
         "step": current.resume.target,
         **phases(current.kind, timings, moved=bool(current.moves)),
         "bytes": sum(t.bytes for t in timings if t.role == "joiner") or None,
+        "cold": _cold(timings),
     }
+
+
+def _cold(timings: Sequence[Timing]) -> dict[str, int] | None:
+    """What the joiners' rehearsals had not warmed, by kind; of all joiners together."""
+    joiners = [t for t in timings if t.role == "joiner" and t.resumed]
+    kinds = {kind for t in joiners for kind in t.cold}
+    return {kind: sum(t.cold.get(kind, 0) for t in joiners) for kind in sorted(kinds)} if joiners else None
 
 
 def phases(kind: Kind, timings: Sequence[Timing], *, moved: bool = True) -> dict[str, float | None]:

@@ -10,6 +10,7 @@
 - the collectives in ``torch.distributed``, functional ones too: recorded in a live rank's first step, replayed or synthesised while
   rehearsing. In ``torch.distributed`` a communication error before a step's vote is remembered, even if the script swallows it; one
   after the vote must not cut off the rest of the step (a scheduler.step() would be lost), so there it turns into a no-op.
+- what writes and reads checkpoints, in a standby (``checkpoints``).
 Calls that are being compiled go straight to the original. May not know: what the runtime does with all this.
 """
 
@@ -28,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import record, sandbox
+from tmrun.worker import checkpoints, record, sandbox
 
 if TYPE_CHECKING:
     from tmrun.worker.runtime import Runtime
@@ -53,6 +54,8 @@ def install(runtime: Runtime) -> None:
     for name in record.FUNCTIONAL:
         if hasattr(functional, name):
             setattr(functional, name, _heard(runtime, getattr(functional, name)))
+    if runtime.sandboxed:
+        checkpoints.guard(lambda: runtime.sandboxed)
     c10d.isend, c10d.irecv = dist.isend, dist.irecv  # dist.P2POp takes no others
 
 

@@ -20,10 +20,12 @@ from tmrun.worker import vote
 from tmrun.worker.ballots import Ledger
 from tmrun.worker.board import Board, Pending
 from tmrun.worker.comm import SIGNS
+from tmrun.worker.coverage import FirstStep, Meter
 from tmrun.worker.identity import Identity
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live
 from tmrun.worker.pace import Pace
+from tmrun.worker.priority import Priority
 from tmrun.worker.record import Recorder, Replay
 from tmrun.worker.snapshot import Snapshots
 from tmrun.worker.state import State
@@ -98,8 +100,10 @@ class Process:
     """The script's init_process_group, to be called once more."""
     under_way: list[UnderWay] = field(default_factory=list)
     """What is still being sent after a switch."""
-    recorder: Recorder | None = None
-    """Until the first step of a job's generation is done."""
+    recorder: Recorder | FirstStep | None = None
+    """Until this process's first live step is done: it records for others, or finds out what its own rehearsal missed."""
+    meter: Meter = field(default_factory=Meter)
+    priority: Priority = field(default_factory=Priority)
     replay: Replay | None = None
     """While rehearsing."""
     snapshots: Snapshots = field(init=False)

@@ -128,7 +128,7 @@ class Recorder:
         if found is None:
             return result
         outputs, group = found
-        keep = functools.partial(self._keep, self._names.next(_name(call), group), outputs)
+        keep = functools.partial(self._keep, self._names.next(name_of(call), group), outputs)
         if isinstance(result, dist.Work):
             return _Watched(result, keep)
         keep()
@@ -175,6 +175,8 @@ class Replay:
         self.replayed = 0
         self.synthesised: Counter[str] = Counter()
         """Calls that no recorded value answered, by collective."""
+        self.called: set[str] = set()
+        """Every kind of collective that was called."""
 
     def begin_step(self) -> None:
         """A rehearsed step begins; it is given what the first one was."""
@@ -182,6 +184,7 @@ class Replay:
 
     def run(self, call: Callable[..., Any], stand_in: Callable[..., Any] | None, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Call a collective that reaches nobody, and put what was recorded in place of what it gave."""
+        self.called.add(name_of(call))
         if not _answers(call):
             return (stand_in or call)(*args, **kwargs)
         with self._names.outermost() as outermost:
@@ -193,7 +196,7 @@ class Replay:
             fetch, self._fetch = self._fetch, None
             self._tape = fetch() or {}
         outputs, group = found
-        encoded = self._tape.get(self._names.next(_name(call), group))
+        encoded = self._tape.get(self._names.next(name_of(call), group))
         if encoded is not None and _put(outputs, values.decode(encoded)):
             self.replayed += 1
         else:
@@ -201,7 +204,8 @@ class Replay:
         return result
 
 
-def _name(call: Callable[..., Any]) -> str:
+def name_of(call: Callable[..., Any]) -> str:
+    """Kind of a collective."""
     return f"functional.{call.__name__}" if _is_functional(call) else call.__name__
 
 

@@ -40,7 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import faults, fixups, handover, identity, mail, record, sandbox, snapshot, standby, stayer, suspects, vote
+from tmrun.worker import coverage, faults, fixups, handover, identity, mail, record, sandbox, snapshot, standby, stayer, suspects, vote
 from tmrun.worker.api import Step, check_entered
 from tmrun.worker.board import Pending
 from tmrun.worker.comm import Making
@@ -51,6 +51,8 @@ from tmrun.worker.output import Redirection
 from tmrun.worker.process import SETTLED_STEPS, Phase, Process, StepLost, VoteBroken
 from tmrun.worker.state import Snapshot
 
+_MEASURED_STEPS = 8
+"""Steps after which a live rank says what it runs on and how long a step takes."""
 _LEAD = 2
 """Steps between an agreement to stop and the stop, so that the control plane decides while training goes on."""
 
@@ -111,6 +113,7 @@ class Runtime:
         """Begin to listen to the agent; a standby's output goes to its file from here."""
         if self.sandboxed:
             os.environ[wire.ENV_REHEARSING] = "1"
+            self._process.priority.lower()
             self._redirection.start()
         self._prepare_tape()
         self._process.link.start(partial(mail.deliver, self._process))
@@ -118,6 +121,7 @@ class Runtime:
     def _prepare_tape(self) -> None:
         process, who = self._process, self._process.who
         if self.sandboxed:
+            process.meter = coverage.Meter()
             process.replay = record.Replay(partial(record.fetch, process.live.new_store, who.generation, who.rank))
         elif who.epoch == who.generation and record.largest():
             process.recorder = record.Recorder()
@@ -258,7 +262,9 @@ class Runtime:
         tape = self._process.replay or self._process.recorder
         if tape is not None:
             tape.begin_step()
-        if not self.sandboxed:
+        if self.sandboxed:
+            self._process.meter.begin()
+        else:
             self._process.pace.begin()
             if self._process.pace.due():
                 self._process.report_progress(int(step))
@@ -269,6 +275,7 @@ class Runtime:
         assert current is not None, int(step)
         try:
             if self.sandboxed:
+                self._process.meter.end()
                 return False
             if error is None and not current.voted:
                 error = self._vote_at_the_end(current)
@@ -319,20 +326,27 @@ class Runtime:
         return stayer.park(self._process, step)
 
     def _count(self, number: int) -> None:
-        self._publish_record()
-        self._process.counters.done += 1
-        self._process.counters.since_reset += 1
-        resumed = self._process.pace.end()
+        process = self._process
+        cold = self._first_step_done() if process.recorder is not None else {}
+        process.counters.done += 1
+        process.counters.since_reset += 1
+        resumed = process.pace.end()
         if resumed is not None:
             epoch, redo_s, pause_s = resumed
-            self._process.link.send(wire.Resumed(epoch, number, redo_s, pause_s))
+            process.link.send(wire.Resumed(epoch, number, redo_s, pause_s, cold))
+        if process.counters.done == _MEASURED_STEPS:
+            process.link.send(wire.Measured(coverage.machine(process.pace.step_s, process.who.local_world)))
 
-    def _publish_record(self) -> None:
+    def _first_step_done(self) -> dict[str, int]:
+        """Nobody listens to collectives from here on. What was cold in a joiner's first step."""
         process = self._process
-        recorder, process.recorder = process.recorder, None
-        if recorder is not None and recorder.tape:
+        listener, process.recorder = process.recorder, None
+        if isinstance(listener, coverage.FirstStep):
+            return listener.cold()
+        if listener is not None and listener.tape:
             who, role = process.who, record.role_of(process.state.layout())
-            record.publish(process.live.new_store, who.generation, who.rank, role, recorder.tape)
+            record.publish(process.live.new_store, who.generation, who.rank, role, listener.tape)
+        return {}
 
     # -- the vote -------------------------------------------------------------------------------------------------------------------
     def before_update(self, optimizer: torch.optim.Optimizer | None = None) -> None:

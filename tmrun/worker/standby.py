@@ -12,7 +12,7 @@ import os
 import time
 
 from tmrun import wire
-from tmrun.worker import fixups, handover, mail, roles, sandbox, stayer
+from tmrun.worker import coverage, fixups, handover, mail, roles, sandbox, stayer
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Role
 from tmrun.worker.link import fence
@@ -22,11 +22,14 @@ from tmrun.worker.process import SETTLED_STEPS, Counters, Process
 
 def take_over(process: Process, redirection: Redirection, rehearsed_s: float) -> int:
     """Park until this process is given a rank, and become it; returns the step at which it goes on."""
-    process.link.send(wire.Warm(process.rank, rehearsed_s))
+    replay = process.replay
+    assert replay is not None
+    report = coverage.rehearsal(process.rank, rehearsed_s, SETTLED_STEPS, replay)
+    process.link.send(wire.Warm(coverage.machine(process.meter.step_s, process.who.local_world), report))
     pending, phases = _await_commit(process)
     commit = pending.commit
     assert commit is not None
-    process.sandboxed, process.replay = False, None
+    process.sandboxed, process.replay, process.recorder = False, None, coverage.FirstStep(replay)
     process.counters = Counters(SETTLED_STEPS)  # from here on another failure's Prepare is ours to answer, as a stayer
     process.live.publish()
     process.state.drop_gradients()
@@ -72,6 +75,7 @@ def _await_commit(process: Process) -> tuple[Pending, dict[str, float]]:
         pending = process.board.newest
         if pending is None:
             continue
+        process.priority.restore()
         if pending.prepare.rank != process.rank:
             roles.take(process, pending.prepare.rank)
         process.who.generation = pending.prepare.generation

@@ -1,0 +1,133 @@
+"""What a rehearsal warmed, what was still cold in the first step after it, and what machine this is.
+
+Cold is what happens in a joiner's first live step and did not while it rehearsed: graphs compiled, kinds of collectives called, memory
+taken from the device (of the process, without a GPU). May not know: who is told.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tmrun
+from tmrun.core.model import Machine, Rehearsal
+from tmrun.worker.record import Replay, name_of
+
+_MB = 1 << 20
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class Meter:
+    """Times rehearsed steps: by this thread's CPU without a GPU, because a rehearsal gives way to everything else on its machine."""
+
+    def __init__(self) -> None:
+        self._steps: list[float] = []
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began = self._now()
+
+    def end(self) -> None:
+        """It is done."""
+        self._steps.append(self._now() - self._began)
+
+    @property
+    def step_s(self) -> float:
+        """Median, without the first, in which everything is made; 0 if there was no other."""
+        return statistics.median(self._steps[1:]) if self._steps[1:] else 0.0
+
+    def _now(self) -> float:
+        if not _on_gpu():
+            return time.thread_time()
+        torch.cuda.synchronize()
+        return time.monotonic()
+
+
+def rehearsal(rank: int, seconds: float, steps: int, replay: Replay) -> Rehearsal:
+    """The report of a rehearsal that is over."""
+    return Rehearsal(rank, seconds, steps, replay.replayed, dict(replay.synthesised), _graphs())
+
+
+def machine(step_s: float, local_world: int) -> Machine:
+    """This process's machine."""
+    software = {"python": platform.python_version(), "torch": torch.__version__, "tmrun": tmrun.__version__}
+    if _on_gpu():
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        return Machine(torch.cuda.get_device_name(), _driver(), software, total // _MB, _reserved() // _MB, step_s)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world
+    return Machine("cpu", "", software, memory // _MB, _resident() // _MB, step_s)
+
+
+@dataclass
+class _Before:
+    graphs: int
+    memory: int
+
+
+class FirstStep:
+    """Listens to a joiner's first live step."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._known = set(replay.called)
+        self._before = _Before(_graphs(), _memory())
+        self._new: set[str] = set()
+
+    def begin_step(self) -> None:
+        """Nothing to do; a recorder's part."""
+
+    def run(self, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Call a collective."""
+        if name_of(call) not in self._known:
+            self._new.add(name_of(call))
+        return call(*args, **kwargs)
+
+    def cold(self) -> dict[str, int]:
+        """What was cold, by kind; kinds that were not are left out."""
+        found = {
+            "compiled graphs": _graphs() - self._before.graphs,
+            "MB of memory": (_memory() - self._before.memory) // _MB,
+            **{f"collective {name}": 1 for name in self._new},
+        }
+        return {kind: count for kind, count in found.items() if count > 0}
+
+
+@functools.cache
+def _on_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def _driver() -> str:
+    """Of NVIDIA; empty where there is none."""
+    found = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text()) if _DRIVER.exists() else None
+    return found.group() if found else ""
+
+
+def _graphs() -> int:
+    """How many graphs torch.compile has made in this process."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
+
+
+def _memory() -> int:
+    return _reserved() if _on_gpu() else _resident()
+
+
+def _reserved() -> int:
+    return torch.cuda.max_memory_reserved()
+
+
+def _resident() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
