@@ -96,9 +96,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--print-every", type=int, default=10)
     parser.add_argument("--log-losses", type=Path, metavar="DIR", help="every rank appends its exact losses to DIR/rank<r>.txt")
     return parser.parse_args()
+
+
+def make_model(args: argparse.Namespace) -> nn.Module:
+    model = GPT(args.d_model, args.layers, args.dropout)
+    if args.compile:
+        model.compile()
+    return model
 
 
 def main() -> None:
@@ -109,7 +117,7 @@ def main() -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     torch.manual_seed(args.seed)
-    model: nn.Module = GPT(args.d_model, args.layers, args.dropout)
+    model = make_model(args)
     if dist.is_initialized():
         model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
     torch.manual_seed(args.seed + 1 + rank)  # dropout differs between ranks

@@ -188,6 +188,8 @@ def main() -> None:
             nn.utils.clip_grad_norm_(parameters, 0.5)
             optimizer.step()
             schedule.step()
+        if run.rehearsing:
+            print("rehearsed", int(step), loss.hex(), flush=True)
         if step.committed:
             with open(args.log_losses / f"rank{rank}.txt", "a") as log:
                 log.write(f"{step} {loss.hex()}/{local_digest(*parameters)[:16]}\n")

@@ -2,7 +2,8 @@
 
 Each step takes TEST_PACE_S seconds more, until the file TEST_FAST exists. TMRUN_TEST_KILL may name a death in forward or backward. When
 the file TEST_CUT appears, the rank that it names breaks all its TCP connections, once. With TEST_TAIL=1 every step communicates once more
-after optimizer.step(), before the scheduler steps. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets`` for a bad one.
+after optimizer.step(), before the scheduler steps. While the file TEST_SLOW_REHEARSAL exists, a
+rehearsed step takes 1.5 s of CPU more. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets`` for a bad one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _FAST = Path(os.environ.get("TEST_FAST", "/nonexistent"))
 _ON_ROLE: dict[str, Any] = {"none": {"on_role": None}, "forgets": {"on_role": lambda rank: None}}.get(
     os.environ.get("TEST_ON_ROLE", ""), {}
 )
+_SLOW = Path(os.environ.get("TEST_SLOW_REHEARSAL", "/nonexistent"))
 _CUT = Path(os.environ.get("TEST_CUT", "/nonexistent"))
 
 
@@ -39,6 +41,12 @@ def _cut_connections() -> None:
             continue
 
 
+def _burn(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
 def _join(**registered: Any) -> tmrun.Run:
     run = api.join(**{**registered, **_ON_ROLE})
     calls = iter(range(1 << 30))
@@ -49,6 +57,8 @@ def _join(**registered: Any) -> tmrun.Run:
         current[0] = next(calls)
         if not run.rehearsing and not _FAST.exists():
             time.sleep(_PACE_S)
+        if run.rehearsing and _SLOW.exists():
+            _burn(1.5)
         if fault is not None:
             fault(current[0], "forward")
         if not run.rehearsing and _CUT.exists() and _CUT.read_text() == os.environ["RANK"]:

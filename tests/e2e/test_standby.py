@@ -1,0 +1,38 @@
+"""The pool of standbys: compared with the job's machines, any role, filled again after each use."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from e2e_lab import Lab, Oracle, wait_for
+from test_training_goes_on import LOCAL, assert_exact, settled
+
+
+def test_one_is_judged_takes_a_role_it_did_not_rehearse_and_is_replaced(lab: Lab, oracle: Oracle) -> None:
+    """A slow rehearsal is told, and chosen all the same when there is no other; whoever it replaced warms up in its place."""
+    slow = lab.folder / "slow"
+    slow.touch()
+    lab.launch(*LOCAL, TEST_SLOW_REHEARSAL=str(slow), TEST_PACE_S="0.3")
+    lab.wait_warm()
+    wait_for("the slow one is told", lambda: "chosen last: slow: a rehearsed step took" in lab.node("node2")["reason"])
+    spare = lab.node("node2")
+    assert (spare["state"], spare["rehearsal"]["rank"] // 2, spare["rehearsal"]["steps"]) == ("standby", 1, 3)
+    assert spare["rehearsal"]["step_s"] > 1.5
+    slow.unlink()
+
+    os.kill(lab.node("node0")["pids"][0], signal.SIGKILL)  # slot 0: another role
+    rows = settled(lab, 2)
+    assert (rows[1]["leaver"], rows[1]["joiner"], rows[1]["ranks"]) == ("node0", "node2", [0, 1])
+    assert rows[1]["cold"] is not None
+    lab.wait_warm()  # the pool is filled again, by the node whose worker died
+    wait_for("it is as good as the job's", lambda: (lab.node("node0")["state"], lab.node("node0")["reason"]) == ("standby", "warm"))
+
+    assert lab.cli("drain", "node2").returncode == 0
+    rows = settled(lab, 3)
+    assert (rows[2]["leaver"], rows[2]["joiner"]) == ("node2", "node0")
+    assert lab.cli("undrain", "node2").returncode == 0
+    lab.wait_warm()
+    assert lab.node("node2")["state"] == "standby"
+    assert lab.finish() == 0
+    assert_exact(lab, oracle, may_miss=2)
