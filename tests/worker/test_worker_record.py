@@ -79,6 +79,7 @@ def test_large_tensors_and_strange_objects_are_not_recorded(monkeypatch: pytest.
     call(recorder.run, give(1), torch.zeros(2))
     call(recorder.run, gather([{"files": ["a"]}]), [None], None)
     assert len(recorder.tape) == 2
+    assert not recorder.full
 
 
 def test_a_tape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +88,13 @@ def test_a_tape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         call(recorder.run, give(1), torch.zeros(100_000))
     assert len(recorder.tape) == 2
+    assert recorder.full
+
+
+def test_nothing_is_recorded_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_CALLS", 3)
+    recorder = record.Recorder()
+    for _ in range(3):
+        assert not recorder.full
+        call(recorder.run, give(1), torch.zeros(1))
+    assert recorder.full

@@ -42,6 +42,8 @@ from tmrun.worker.state import Layout
 _LARGEST = 1 << 16
 _TAPE_BYTES = 1 << 20
 """Of one tape, before compression."""
+_CALLS = 10_000
+"""After so many a recorder has had enough, whether a step was done or not: a script that never joins must not pay for ever."""
 _CHUNK = 512 << 10
 """A value in the store: etcd takes requests of 1.5 MiB, and base64 adds a third."""
 
@@ -113,6 +115,12 @@ class Recorder:
         self._names = _Names()
         self._largest = largest()
         self._room = _TAPE_BYTES
+        self._calls = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it has had enough."""
+        return self._room < 0 or self._calls >= _CALLS
 
     def begin_step(self) -> None:
         """The first step begins."""
@@ -120,7 +128,7 @@ class Recorder:
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Call a collective and remember what it gave, once it is complete."""
-        if not _answers(call):
+        if self.full or not _answers(call):
             return call(*args, **kwargs)
         with self._names.outermost() as outermost:
             result = call(*args, **kwargs)
@@ -128,6 +136,7 @@ class Recorder:
         if found is None:
             return result
         outputs, group = found
+        self._calls += 1
         keep = functools.partial(self._keep, self._names.next(name_of(call), group), outputs)
         if isinstance(result, dist.Work):
             return _Watched(result, keep)
@@ -293,6 +302,8 @@ def _write(store: AgentStore, prefix: str, rank: int, role: str, tape: Tape) -> 
 
 def fetch(open_store: Callable[[], AgentStore], generation: int, rank: int) -> Tape | None:
     """The tape of a rank's role. Waits TMRUN_RECORD_WAIT_S for it (0 if unset); None when there is none."""
+    if not largest():
+        return None
     patience = timedelta(seconds=float(os.environ.get(wire.ENV_RECORD_WAIT, "0")))
     prefix = f"record/{generation}"
     store = open_store()

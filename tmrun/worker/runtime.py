@@ -343,7 +343,7 @@ class Runtime:
         listener, process.recorder = process.recorder, None
         if isinstance(listener, coverage.FirstStep):
             return listener.cold()
-        if listener is not None and listener.tape:
+        if listener is not None:
             who, role = process.who, record.role_of(process.state.layout())
             record.publish(process.live.new_store, who.generation, who.rank, role, listener.tape)
         return {}
@@ -430,9 +430,7 @@ class Runtime:
             live.groups.refuse_closed(args, kwargs)
         if not (self.sandboxed or live.groups.poisoned or (self._open is not None and live.failing)):
             try:
-                if self._process.recorder is not None:
-                    return self._process.recorder.run(original, args, kwargs)
-                return original(*args, **kwargs)
+                return self._heard(original, args, kwargs)
             except RuntimeError as error:
                 if self._open is None or not self._process.is_communication(error):
                     raise
@@ -447,11 +445,13 @@ class Runtime:
     def functional(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A functional collective of the script, or of DTensor."""
         process = self._process
-        if process.recorder is not None:
-            return process.recorder.run(original, args, kwargs)
         if process.replay is not None:
             return process.replay.run(original, None, args, kwargs)
-        return original(*args, **kwargs)
+        return self._heard(original, args, kwargs)
+
+    def _heard(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        recorder = self._process.recorder
+        return original(*args, **kwargs) if recorder is None else recorder.run(original, args, kwargs)
 
 
 def target_of(pending: Pending) -> int:
