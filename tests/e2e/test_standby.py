@@ -13,7 +13,7 @@ def test_one_is_judged_takes_a_role_it_did_not_rehearse_and_is_replaced(lab: Lab
     """A slow rehearsal is told, and chosen all the same when there is no other; whoever it replaced warms up in its place."""
     slow = lab.folder / "slow"
     slow.touch()
-    lab.launch(*LOCAL, TEST_SLOW_REHEARSAL=str(slow), TEST_PACE_S="0.3")
+    lab.launch(*LOCAL, TEST_SLOW_REHEARSAL=str(slow), TEST_PACE_S="0.5")
     lab.wait_warm()
     wait_for("the slow one is told", lambda: "chosen last: slow: a rehearsed step took" in lab.node("node2")["reason"])
     spare = lab.node("node2")
@@ -27,12 +27,5 @@ def test_one_is_judged_takes_a_role_it_did_not_rehearse_and_is_replaced(lab: Lab
     assert rows[1]["cold"] is not None
     lab.wait_warm()  # the pool is filled again, by the node whose worker died
     wait_for("it is as good as the job's", lambda: (lab.node("node0")["state"], lab.node("node0")["reason"]) == ("standby", "warm"))
-
-    assert lab.cli("drain", "node2").returncode == 0
-    rows = settled(lab, 3)
-    assert (rows[2]["leaver"], rows[2]["joiner"]) == ("node2", "node0")
-    assert lab.cli("undrain", "node2").returncode == 0
-    lab.wait_warm()
-    assert lab.node("node2")["state"] == "standby"
     assert lab.finish() == 0
     assert_exact(lab, oracle, may_miss=2)

@@ -3,7 +3,7 @@
 Each step takes TEST_PACE_S seconds more, until the file TEST_FAST exists. TMRUN_TEST_KILL may name a death in forward or backward. When
 the file TEST_CUT appears, the rank that it names breaks all its TCP connections, once. With TEST_TAIL=1 every step communicates once more
 after optimizer.step(), before the scheduler steps. While the file TEST_SLOW_REHEARSAL exists, a
-rehearsed step takes 1.5 s of CPU more. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets`` for a bad one.
+rehearsed step takes 2 s of CPU more. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets`` for a bad one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _join(**registered: Any) -> tmrun.Run:
         if not run.rehearsing and not _FAST.exists():
             time.sleep(_PACE_S)
         if run.rehearsing and _SLOW.exists():
-            _burn(1.5)
+            _burn(2.0)
         if fault is not None:
             fault(current[0], "forward")
         if not run.rehearsing and _CUT.exists() and _CUT.read_text() == os.environ["RANK"]:
