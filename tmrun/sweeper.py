@@ -14,6 +14,9 @@ from pathlib import Path
 
 from tmrun import procs
 
+_WHOLE_SCREEN = b"\x1b7\x1b[r\x1b8"
+"""A launcher that was killed could not tell the terminal that all of its lines scroll again."""
+
 
 def main(argv: list[str]) -> int:
     """Wait for the launcher's end, then clean up."""
@@ -22,6 +25,8 @@ def main(argv: list[str]) -> int:
     fd, marker, folder = int(argv[0]), argv[1], Path(argv[2])
     while os.read(fd, 4096):
         pass
+    if os.isatty(2):
+        os.write(2, _WHOLE_SCREEN)
     clean = procs.sweep(marker)
     shutil.rmtree(folder, ignore_errors=True)
     try:

@@ -255,6 +255,17 @@ def test_replace_asks_about_a_node_that_answers(tmrun: Any, store: MemoryStore) 
     assert (op.verb, op.hosts) == ("replace", ("node1",))
 
 
+@pytest.mark.parametrize(("answer", "code"), [(True, 0), (False, 3)])
+def test_a_question_on_a_terminal(tmrun: Any, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, answer: bool, code: int) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question) or answer)
+    told = tmrun("replace", "node1", "--detach")
+    assert (told.code, len(asked), len(job(store).open_ops())) == (code, 1, 1 if answer else 0)
+    assert answer or told.err == "tmrun: nothing was changed\n"
+
+
 def test_replace_confirms_the_death_of_a_silent_node(tmrun: Any, store: MemoryStore) -> None:
     from tmrun.core.txn import Delete, Txn
 

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from tmrun.cli import jobs
 from tmrun.core import hostlist
-from tmrun.core.errors import NotFoundError, TmrunError, UsageError
+from tmrun.core.errors import NotFoundError, RefusedError, TmrunError, UsageError
 from tmrun.core.membership import Job, known_hosts
 from tmrun.core.model import Host
 
@@ -132,15 +132,20 @@ def _key(text: str) -> str:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask on a terminal; without one ``-y`` is needed. Raises UsageError, click.Abort."""
+    """Ask on a terminal; without one ``-y`` is needed. Raises UsageError, and RefusedError for a no."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"{question} not asked, because this is no terminal: give -y to say yes")
-    click.confirm(question, abort=True, err=True)
+    _ask(question)
+
+
+def _ask(question: str) -> None:
+    if not click.confirm(question, err=True):
+        raise RefusedError("nothing was changed")
 
 
 def confirm_on_terminal(question: str, yes: bool) -> None:
-    """Ask on a terminal; a script is taken at its word. Raises click.Abort."""
+    """Ask on a terminal; a script is taken at its word. Raises RefusedError for a no."""
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        click.confirm(question, abort=True, err=True)
+        _ask(question)
