@@ -326,8 +326,11 @@ class Launcher:
         found = [self.store.get(self.keys.progress(host)) for host in self._own_hosts]
         progress = [codec.decode(Progress, kv.value) for kv in found if kv is not None]
         reason = self.store.get(self.keys.reason)
-        timings = self._timings(job.epoch) if job.migration is not None and self._tells(job) else []
+        watched = job.epoch in self._untold
+        timings = self._timings(job.epoch) if watched else []
         status = report.status(job, progress, [], reason.value if reason else "", timings)
+        if job.open_migration is None and not watched:
+            status["migration"] = None  # without the workers' accounts nobody here knows whether it is over
         self._step = max((p.step for p in progress), default=self._step)
         self.footer.show(*launch_view.line(status, self._own_hosts, bars=self.footer.live))
         self._tell_pauses(job)

@@ -18,8 +18,11 @@ MAX_NAMED = 8
 """Missing nodes that are named; the rest is counted."""
 
 
-def migration(job: Job, timings: Sequence[Timing] = ()) -> dict[str, Any] | None:
-    """The open migration, or the committed one whose ranks are not all running yet. ``timings``: the workers' accounts of the newest epoch.
+def migration(job: Job, timings: Sequence[Timing] = (), step: int | None = None) -> dict[str, Any] | None:
+    """The open migration, or the committed one whose ranks are not all running yet.
+
+    ``timings``: the workers' accounts of the newest epoch; one that got lost does not keep a migration open, because ``step``, which the
+    slowest node has begun, proves that everybody went on.
 
     ``phases``: [{name, state: done|now|next, done, total, bytes, detail}], in order; what ``now`` waits for is in ``detail``.
     """
@@ -28,6 +31,8 @@ def migration(job: Job, timings: Sequence[Timing] = ()) -> dict[str, Any] | None
     current = job.migration.value
     committed = current.phase is Phase.COMMITTED and job.map.migration == current.id
     if current.phase is Phase.ABORTED or (not committed and job.open_migration is None):
+        return None
+    if committed and step is not None and step > job.map.resume.target:
         return None
     phases = [_prepare(job, current, committed), _commit(job, committed), *_after(job, current, timings, committed)]
     if committed and all(p["state"] == "done" for p in phases):

@@ -43,7 +43,7 @@ def status(
         "exit_code": job.end.exit_code if job.end else None,
         "checks": checks(job),
         "paused": {"reason": job.pause.reason} if job.pause else None,
-        "migration": details.migration(job, timings),
+        "migration": details.migration(job, timings, min((p.step for p in active), default=None)),
         "requests": details.open_requests(job),
         "command": list(job.spec.command) if job.spec else [],
         "nnodes": job.spec.nnodes if job.spec else None,
