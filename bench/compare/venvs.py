@@ -40,7 +40,7 @@ def provide(name: str, folder: Path) -> Venv:
             return Venv("", {}, why)
     probe = subprocess.run([str(python), "-c", f"import {PROBES[name]}"], capture_output=True, text=True, check=False, cwd="/")
     if probe.returncode:
-        return Venv("", {}, _last_line(probe.stderr))
+        return Venv("", {}, _reason(probe.stderr))
     versions = _versions(python)
     return Venv(str(python), {**versions, "tmrun": _tree()} if name == "tmrun" else versions)
 
@@ -62,7 +62,7 @@ def _make(folder: Path, packages: tuple[str, ...]) -> str:
             return f"the installation took longer than {_INSTALL_S:.0f} s"
         if done.returncode:
             (folder / "bin" / "python").unlink(missing_ok=True)  # so that the next run tries again
-            return _last_line(done.stderr or done.stdout)
+            return _reason(done.stderr or done.stdout)
     return ""
 
 
@@ -73,6 +73,8 @@ def _versions(python: Path) -> dict[str, str]:
     return {name: versions[name] for name in _SHOWN if name in versions}
 
 
-def _last_line(text: str) -> str:
+def _reason(text: str) -> str:
+    """pip's first error, or the last line of a traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "unknown"
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines[-1:] or ["unknown"])[0][:200]
