@@ -38,7 +38,21 @@ def simulation(outcomes: Sequence[Outcome], head: str) -> RenderableType:
         table.add_row(name, f"{o.ettr:.4f}", f"{o.week_wasted:,.0f}", _percent(o.waste_share), *shares, restarts, moves)
     notes = [Text(f"  {o.label}: {o.source}", style="dim") for o in rows if not o.strategy.startswith("tmrun")]
     legend = Text("ETTR: useful time of the active GPUs. % and terms: of all GPU-hours paid, standbys included.", style="dim")
-    return Group(Text(head), Text(), table, Text(), legend, *notes)
+    first = [o for o in rows if o.strategy.startswith("tmrun")][:1]
+    seen = [Text(f"{o.label}: the paper's projection would count {o.seen_by_the_paper:.0%} of this waste (switch, standby)") for o in first]
+    return Group(Text(head), Text(), table, Text(), *seen, legend, *notes)
+
+
+def story(outcomes: Sequence[Outcome]) -> RenderableType:
+    """What the coordinator said, of the last tmrun row."""
+    told = [o for o in outcomes if o.story][-1:]
+    lines = [Text(f"{o.label}: what its coordinator said", style="bold") for o in told]
+    lines += [Text(f"  day {int(t // 86_400)} {_clock(t % 86_400)}  {words}") for o in told for t, words in o.story]
+    return Group(Text(), *(lines or [Text("no row of tmrun, no story")]))
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds // 3600):02d}:{int(seconds % 3600 // 60):02d}:{int(seconds % 60):02d}"
 
 
 def scales(runs: Mapping[int, Sequence[Outcome]]) -> RenderableType:

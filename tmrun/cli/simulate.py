@@ -86,6 +86,7 @@ def models(failures: str, costs_name: str, mttf_h: float | None, warm_s: float |
 @click.option(
     "--write-trace", type=click.Path(dir_okay=False, path_type=Path), help="Write the faults that were drawn as CSV (one size only)."
 )
+@click.option("--story", is_flag=True, help="Also print what tmrun's coordinator said, with the largest pool.")
 @click.option("--seed", default=0, show_default=True, help="Another seed, other faults.")
 @job_options
 def command(
@@ -96,6 +97,7 @@ def command(
     strategies_file: str,
     trace_file: Path | None,
     write_trace: Path | None,
+    story: bool,
     seed: int,
     nproc: int,
     replicas: int,
@@ -140,6 +142,8 @@ def command(
     views.show(projections.simulation(runs[gpus], f"{gpus:,} GPUs for {days:g} days{mttf}; {source}"))
     if len(runs) > 1:
         views.show(projections.scales(runs))
+    if story:
+        views.show(projections.story(runs[gpus]))
 
 
 def _draw(folder: Path, runs: dict[int, list[Outcome]], happened: Sequence[Event], source: str, nproc: int, days: float) -> None:

@@ -48,7 +48,7 @@ def command(
     losses = sizing.flows(shape, costs, model)
     best = sizing.best(shape, losses)
     wish = sizing.explain(text, shape, costs, model)
-    most = min(max(2 * best.standby, wish.at.standby, 8), sizing.MOST, 96)
+    most = min(max(2 * best.standby, 12), sizing.MOST)
     points = list(sizing.points(shape, losses, range(most + 1)))
     cases = sizing.sensitivity(shape, costs, model)
     pays_from = sizing.pays_from(shape, costs, model) if mttf_h is None else None

@@ -5,6 +5,7 @@ May not know: why a term was chosen.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -42,8 +43,8 @@ class Term(str, Enum):
     """GPUs held in reserve."""
 
 
-UNSEEN_BY_THE_PAPER = (Term.DETECT, Term.DECIDE, Term.REDO, Term.REFILL, Term.ALARM, Term.CHECKPOINT, Term.SNAPSHOT)
-"""What the paper's projection leaves out."""
+SEEN_BY_THE_PAPER = (Term.SWITCH, Term.STANDBY)
+"""What the paper's projection counts of a system that moves ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,13 @@ class Outcome:
     gpu_hours: dict[Term, float]
     counts: dict[str, int]
     spans: tuple[Span, ...] = ()
+    story: tuple[tuple[float, str], ...] = ()
+    """When the coordinator said what (tmrun only; the last lines of a long run)."""
+
+    @property
+    def seen_by_the_paper(self) -> float:
+        """Share of the waste that the paper's projection would count."""
+        return sum(self.gpu_hours[t] for t in SEEN_BY_THE_PAPER) / self.wasted if self.wasted else 0.0
 
     @property
     def paid(self) -> float:
@@ -126,16 +134,19 @@ class Outcome:
 
 
 def outcome(
-    name: str, label: str, source: str, gpus: int, standby_gpus: int, wall_s: float, ledger: Ledger, counts: dict[str, int]
+    name: str,
+    label: str,
+    source: str,
+    gpus: int,
+    standby_gpus: int,
+    wall_s: float,
+    ledger: Ledger,
+    counts: dict[str, int],
+    story: tuple[tuple[float, str], ...] = (),
 ) -> Outcome:
     """Close the books; they must balance."""
     booked = sum(ledger.seconds.values())
-    assert math_close(booked, wall_s), (name, booked, wall_s)
+    assert math.isclose(booked, wall_s, rel_tol=1e-6), (name, booked, wall_s)
     hours = {term: seconds * gpus / HOUR_S for term, seconds in ledger.seconds.items()}
     hours[Term.STANDBY] = standby_gpus * wall_s / HOUR_S
-    return Outcome(name, label, source, gpus, standby_gpus, wall_s, hours, counts, tuple(ledger.spans))
-
-
-def math_close(a: float, b: float) -> bool:
-    """Equal but for rounding."""
-    return abs(a - b) <= 1e-6 * max(abs(a), abs(b), 1.0)
+    return Outcome(name, label, source, gpus, standby_gpus, wall_s, hours, counts, tuple(ledger.spans), story)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -19,14 +19,13 @@ from tmrun.core.membership import Job, Stored
 from tmrun.core.model import Host, Kind, Migration, OpState, RankMap, Spec, Vote, WorkerVote
 from tmrun.sim.costs import Costs
 from tmrun.sim.ledger import Ledger, Outcome, Term, outcome
+from tmrun.sim.parked import Parked
 from tmrun.sim.shape import Shape
 from tmrun.sim.trace import EXPECTED, Event, Fault
 from tmrun.sim.world import JobWorld
 
 RESTARTS = 1_000_000
 """``--max-restarts`` of the simulated job: the program's errors must not end it, their restarts are what is counted."""
-WITNESSES = 2
-"""Nodes after a rank's own that keep its random state and data position, as the workers' step vote leaves them there."""
 RETELL_S = 1.0
 RETRY_S = 60.0
 """How often a launch is tried again while hosts are missing."""
@@ -145,7 +144,7 @@ class Mover:
         self._pass_to(end)
         gpus, spare = self.shape.gpus, self.options.standby * self.shape.nproc
         source = "simulated on tmrun's own coordinator"
-        return outcome(self.name, self.label, source, gpus, spare, end, self.ledger, dict(self.counts))
+        return outcome(self.name, self.label, source, gpus, spare, end, self.ledger, dict(self.counts), tuple(self.story))
 
     def _at(self, delay_s: float, action: Callable[[], None], *, tied: bool = True) -> None:
         """``tied``: it concerns this launch of the job only."""
@@ -363,29 +362,11 @@ class Mover:
         return plain
 
     def _workers(self, migration: Migration) -> dict[int, tuple[WorkerVote, ...]]:
-        """Slot -> what its parked workers say: those that keep anything of a moved rank, and one more for the step."""
-        slots, nodes = migration.slots, self.shape.nodes
-        lives = {s for m, s in self.slots.items() if self.machines[m].state is State.READY and s not in slots and s not in self.broken}
-        covers: dict[int, list[int]] = {s: [] for s in sorted(lives)[:1]}
-        witnessed: dict[int, list[int]] = {}
-        for lost in sorted(slots):
-            for holder in self.shape.holders(lost):
-                covers.setdefault(holder, []).append(lost)
-            for ahead in range(1, WITNESSES + 1):
-                witnessed.setdefault((lost + ahead) % nodes, []).append(lost)
-        told = sorted((covers.keys() | witnessed.keys()) & lives)
-        return {slot: tuple(self._worker(slot, covers.get(slot, []), witnessed.get(slot, []))) for slot in told}
-
-    def _worker(self, slot: int, covers: list[int], witnessed: list[int]) -> Iterator[WorkerVote]:
-        nproc, step = self.shape.nproc, self.step
-        newest = step - step % self.costs.snapshot.every_steps
-        for local in range(nproc):
-            own, ward = slot * nproc + local, (slot - 1) % self.shape.nodes * nproc + local
-            kept: dict[int, tuple[int, ...]] = {}
-            if self.snapshots:
-                kept[newest] = (own, ward) if newest >= self.copied_at.get(slot, 0) else (own,)
-            ranks = tuple(s * nproc + local for s in witnessed)
-            yield WorkerVote(own, step, step, tuple(s * nproc + local for s in covers), kept, {step - 1: ranks} if ranks else {})
+        """Slot -> what its parked workers say, of those whom it concerns."""
+        slots, every = migration.slots, self.costs.snapshot.every_steps
+        living = [s for m, s in self.slots.items() if self.machines[m].state is State.READY and s not in slots and s not in self.broken]
+        newest = self.step - self.step % every if self.snapshots else None
+        return Parked(self.shape, self.step, newest, self.copied_at).votes(slots, living)
 
     def _movers_vote(self, number: int) -> None:
         migration = self.world.job().open_migration
