@@ -3,11 +3,13 @@
 >>> import tmrun
 >>> run = tmrun.join(model=model, optimizer=optimizer)   # doctest: +SKIP
 
-Names are loaded on first use, so that ``tmrun --help`` never imports torch.
+Names are loaded on first use, so that ``tmrun --help`` never imports torch. In a worker that tmrun launched, the import itself makes the
+process movable.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -29,3 +31,9 @@ def __getattr__(name: str) -> object:
 
         return Batches
     raise AttributeError(f"module 'tmrun' has no attribute {name!r}")
+
+
+if os.environ.get("TMRUN_WORKER_PID") == str(os.getpid()):
+    from tmrun.worker.activate import activate
+
+    activate()

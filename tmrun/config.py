@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tmrun.core import codec
+from tmrun.core.streams import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class AgentConfig:
     """From SIGTERM to SIGKILL."""
     metrics: str = ""
     """``HOST:PORT`` on which this agent is asked for its metrics; empty: on none."""
+    node_rank: int = -1
+    """The slot that this node wants; -1: any."""
+    master_port: int = 0
+    """The port wished for the job's TCPStore; 0: any."""
+    output: Output = field(default_factory=Output)
+    signals: tuple[int, ...] = ()
+    """What ends the job, for torch's own variable in the workers."""
+    numa: str = ""
+    """How to bind workers to CPUs (torch's names); empty: not at all."""
 
     def save(self, path: Path) -> None:
         """Write, readable by the owner only."""

@@ -22,8 +22,12 @@ MAX_FRAME = 16 << 20
 # -- the worker's environment, beside torchrun's ------------------------------------------------------------------------------------
 ENV_SOCKET = "TMRUN_AGENT_SOCKET"
 """Path of the agent's unix socket. Its presence is what makes a process a tmrun worker."""
-ENV_ROLE = "TMRUN_ROLE"
+ENV_ROLE = "TMRUN_WORKER_ROLE"
 """``active`` or ``standby``."""
+ENV_LOCAL_RANK = "TMRUN_LOCAL_RANK"
+"""Which of the node's workers this is; LOCAL_RANK may be virtual."""
+ENV_WORKER = "TMRUN_WORKER_PID"
+"""Pid of the worker itself, set by its bootstrap; a child inherits it and knows by it that it is none."""
 ENV_EPOCH = "TMRUN_EPOCH"
 """Epoch that spawned this process (0 for a standby)."""
 ENV_GENERATION = "TMRUN_GENERATION"

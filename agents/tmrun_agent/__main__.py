@@ -10,6 +10,7 @@ import queue
 import signal
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 from tmrun import __version__, procs
@@ -25,7 +26,9 @@ from tmrun_agent.effects import socket_path
 from tmrun_agent.feeders import Interrupted, LeaseLost, StoreMoved
 from tmrun_agent.ipc import WorkerServer
 from tmrun_agent.lease import Lease, register
+from tmrun_agent.logs import Logs
 from tmrun_agent.loop import Agent, Item
+from tmrun_agent.master import MasterStore
 from tmrun_agent.metrics import Metrics
 from tmrun_agent.processes import Processes
 from tmrun_agent.publisher import Publisher
@@ -55,7 +58,9 @@ def _serve(config: AgentConfig, store: Store) -> int:
     inbox: queue.Queue[Item] = queue.Queue()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda n, _: inbox.put(Interrupted(n)))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # not SIG_IGN, which the workers would inherit
+            signal.signal(number, lambda *_: None)  # the launcher decides what Ctrl-C means
     launched = store.get(keys.spec)
     assert launched is not None, "the launcher writes the spec before it starts agents"
     spec = codec.decode(Spec, launched.value)
@@ -63,8 +68,13 @@ def _serve(config: AgentConfig, store: Store) -> int:
     publisher = Publisher(store, keys, Host(config.host), life)
     server = WorkerServer(Path(socket_path(config)), inbox.put, Rendezvous(store, keys).serve)
     lease = Lease(store, spec.lease_ttl_s, lambda number: inbox.put(LeaseLost(number)), boottime)
+    master = MasterStore(config.address, config.master_port)
     member = Member(Host(config.host), Incarnation(life), config.address, os.getpid(), __version__, labels=config.labels)
+    member = replace(member, node_rank=config.node_rank, ports=master.ports)
+    logs = Logs(config.output, config.job, config.host, Path(config.runtime_dir), publisher.event, publisher.logs)
     processes = Processes(inbox.put, config.grace_s)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda n, _: processes.signal(n))
     metrics = Metrics(config.job, Host(config.host))
 
     try:
@@ -74,9 +84,15 @@ def _serve(config: AgentConfig, store: Store) -> int:
             publisher.event(f"{config.host}: {metrics.serve(config.metrics)}")
         me = node.Node(member.seat, granted)
         views = Views(store, keys, config.host, lambda: inbox.put(StoreMoved()))
-        return Agent(config, keys, store, lease, member, views, publisher, inbox, processes, server, metrics, me).run()
+        agent = Agent(config, keys, store, lease, member, views, publisher, inbox, processes, server, logs, master, metrics, me)
+        try:
+            return agent.run()
+        finally:
+            agent.preload.close()
     finally:
         processes.close()
+        logs.close()
+        master.close()
         server.close()
         metrics.close()
         publisher.close()

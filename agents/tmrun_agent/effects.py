@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from signal import Signals
 
 from tmrun import wire
 from tmrun.config import AgentConfig
-from tmrun.core import environment, node
+from tmrun.core import environment, node, streams
 from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Spec
 from tmrun.core.node import Fact, Group
@@ -19,11 +20,10 @@ from tmrun.core.story import kind_of
 from tmrun.core.txn import Txn
 from tmrun.interfaces import interface_of
 from tmrun_agent.ipc import WorkerServer
-from tmrun_agent.processes import Processes, bootstrap_command
+from tmrun_agent.logs import Logs
+from tmrun_agent.master import MasterStore
+from tmrun_agent.processes import Processes, Worker, worker_command
 from tmrun_agent.publisher import Publisher
-
-_STRIPPED = ("GRPC_", "ETCD_", "TMRUN_ETCD", "TMRUN_SECRET", "TMRUN_EVENT_URL")
-"""What the training program has no use for, and must not be able to tell."""
 
 
 @dataclass
@@ -34,6 +34,8 @@ class Effects:
     processes: Processes
     server: WorkerServer
     publisher: Publisher
+    logs: Logs
+    master: MasterStore
     submit: Callable[[Txn], bool]
 
     def execute(self, effect: node.Effect, me: node.Node, job: Job) -> list[Fact] | None:
@@ -42,7 +44,7 @@ class Effects:
             case node.Spawn():
                 return [self._spawn(effect, job)]
             case node.Kill():
-                self.processes.kill(gently=effect.gently)
+                self.processes.kill(gently=effect.gently, number=effect.signal)
                 return [node.Killing(effect.reason)]
             case node.Prepare():
                 return self._prepare(effect, me.group, job)
@@ -66,22 +68,35 @@ class Effects:
         return [effect.then] if effect.then else []
 
     def _spawn(self, effect: node.Spawn, job: Job) -> Fact:
-        assert job.spec is not None
-        environments = [self._environment(effect, job, job.spec, r) for r in range(job.spec.nproc)]
-        pids = self.processes.spawn(bootstrap_command(job.spec.command), environments)
+        spec = job.spec
+        assert spec is not None and job.map is not None
+        if effect.slot == 0 and effect.purpose is node.Purpose.ACTIVE:
+            self.master.open(job.map.master_port, effect.generation)
+        ranks = spec.ranks(effect.slot)
+        prefix = self.config.output.prefix
+        outputs = self.logs.open(job.restarts, [streams.prefix(prefix, spec.role, i, r, self.config.host) for i, r in enumerate(ranks)])
+        workers = [
+            Worker(worker_command(spec, i), self._environment(effect, job, spec, i, output.error_file), output)
+            for i, output in enumerate(outputs)
+        ]
+        pids = self.processes.spawn(workers)
         return node.Spawned(Group(effect.purpose, effect.slot, effect.epoch, effect.generation, pids))
 
-    def _environment(self, effect: node.Spawn, job: Job, spec: Spec, local_rank: int) -> dict[str, str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(_STRIPPED)}
+    def _environment(self, effect: node.Spawn, job: Job, spec: Spec, local_rank: int, error_file: str) -> dict[str, str]:
         assert job.map is not None
-        env |= environment.worker_environment(spec, self.config.job, effect.slot, local_rank, job.map.master, job.restarts)
-        threads = environment.default_threads(spec, os.environ.get("OMP_NUM_THREADS"))
-        if threads is not None:
-            env["OMP_NUM_THREADS"] = threads
+        env = environment.inherited(spec, local_rank, os.environ)
+        env |= environment.worker_environment(
+            spec, self.config.job, effect.slot, local_rank, (job.map.master, job.map.master_port), job.restarts
+        )
+        env["TORCHELASTIC_ERROR_FILE"] = error_file
+        env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(Signals(n).name for n in self.config.signals)
         interface = interface_of(self.config.address)
         if interface is not None:
             env.setdefault("GLOO_SOCKET_IFNAME", interface)  # else gloo takes what the hostname resolves to, often 127.0.1.1
+        if self.config.numa:
+            env["TMRUN_NUMA_BINDING"] = self.config.numa
         env[wire.ENV_SOCKET] = socket_path(self.config)
+        env[wire.ENV_LOCAL_RANK] = str(local_rank)
         env[wire.ENV_ROLE] = effect.purpose.value
         env[wire.ENV_EPOCH] = str(effect.epoch)
         env[wire.ENV_GENERATION] = str(effect.generation)

@@ -22,11 +22,15 @@ from tmrun.core.model import Kind, Member, Seat, Timing, WorkerVote
 from tmrun.core.story import EventKind, kind_of
 from tmrun.core.txn import Txn
 from tmrun.store.api import Store
+from tmrun_agent import autopsy
 from tmrun_agent.effects import Effects
 from tmrun_agent.feeders import Fenced, Interrupted, LeaseLost, StoreMoved
 from tmrun_agent.ipc import WorkerSaid, WorkerServer
 from tmrun_agent.lease import Lease
+from tmrun_agent.logs import Logs
+from tmrun_agent.master import MasterStore
 from tmrun_agent.metrics import Metrics
+from tmrun_agent.preload import Preload
 from tmrun_agent.processes import Ended, Processes
 from tmrun_agent.publisher import Publisher
 from tmrun_agent.views import Views
@@ -53,8 +57,11 @@ class Agent:
     inbox: queue.Queue[Item]
     processes: Processes
     server: WorkerServer
+    logs: Logs
+    master: MasterStore
     metrics: Metrics
     node: core.Node
+    preload: Preload = field(default_factory=Preload)
     timers: coordinator.Timers = field(default_factory=coordinator.Timers)
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
     _advanced: float = 0.0
@@ -64,7 +71,7 @@ class Agent:
     _campaign_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.effects = Effects(self.config, self.processes, self.server, self.publisher, self.submit)
+        self.effects = Effects(self.config, self.processes, self.server, self.publisher, self.logs, self.master, self.submit)
 
     @property
     def me(self) -> Seat:
@@ -118,8 +125,8 @@ class Agent:
         match item:
             case StoreMoved():
                 self._job = None
-            case Ended(pid, code, error):
-                self._observe(core.Exited(pid, code, error))
+            case Ended(death):
+                self._bury(death)
             case WorkerSaid(pid, local_rank, message):
                 self._hear(pid, local_rank, message)
             case LeaseLost(lease):
@@ -129,6 +136,14 @@ class Agent:
                 self.publisher.event(f"{self.member.host} fenced itself: {reason}", EventKind.NODE_FENCED)
             case Interrupted(number):
                 self.lease.interrupted = number
+
+    def _bury(self, death: autopsy.Death) -> None:
+        """A worker ended; if nobody wished it, people are told all that is known."""
+        group, spec = self.node.group, self.job().spec
+        if death.code and group is not None and spec is not None and death.pid in group.pids and not group.killed:
+            rank = spec.ranks(group.slot)[death.local_rank]
+            self.publisher.failure(autopsy.failure(death, self.member.host, group.slot, rank, self.job().restarts))
+        self._observe(core.Exited(death.pid, death.code, death.summary))
 
     def _observe(self, fact: core.Fact) -> None:
         self.node = core.observe(self.node, fact)
@@ -223,6 +238,7 @@ class Agent:
                 code = self._act()
             if code is None:
                 self._coordinate()
+            self.preload.tend(self._idle, self.job().spec, time.monotonic())
             self._said("")
         except LeaseGone:
             self.lease.lost(self.node.lease)
@@ -296,6 +312,12 @@ class Agent:
         if bool(text) != bool(self._told):
             self.publisher.event(text or "the store answers again", EventKind.STORE)
         self._told = text
+
+    @property
+    def _idle(self) -> bool:
+        """The job runs a script that cannot be rehearsed (yet), and this node has no ranks."""
+        job = self.job()
+        return self.node.group is None and job.map is not None and job.map.slot_of(self.me) is None and not job.movable and job.end is None
 
     @property
     def runs_a_slot(self) -> bool:

@@ -15,19 +15,34 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
+import tmrun
 from tmrun import procs
+from tmrun.core import environment
+from tmrun.core.model import Spec
+from tmrun_agent.autopsy import Death, examine, oom_kills
+from tmrun_agent.logs import WorkerOutput
 
 ENV_GROUP = "TMRUN_GROUP"
+_BOOTSTRAP = str(Path(tmrun.__file__).parent / "worker" / "bootstrap.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A worker ended and nothing of it is left; ``code`` as a shell shows it."""
+    """A worker ended and nothing of it is left."""
 
-    pid: int
-    code: int
-    error: str
+    death: Death
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What to start."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    output: WorkerOutput
 
 
 @dataclass
@@ -39,28 +54,37 @@ class Processes:
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _group: str = ""
 
-    def spawn(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Start one process an environment; returns their pids in order. On failure none is left. Raises OSError."""
+    def spawn(self, workers: Sequence[Worker]) -> tuple[int, ...]:
+        """Start them all; returns their pids in order. On failure none is left. Raises OSError."""
         self._group = uuid.uuid4().hex
         self._children = []
+        kills = oom_kills()
         try:
-            for environment in environments:
-                env = {**environment, ENV_GROUP: self._group, "TMRUN_PARENT_PID": str(os.getpid())}
-                self._children.append(subprocess.Popen(list(command), env=env, start_new_session=True, stdin=subprocess.DEVNULL))
+            for worker in workers:
+                self._children.append(self._start(worker))
         except OSError:
             procs.sweep(self._group, ENV_GROUP)
             raise
-        for child in self._children:
-            waiter = threading.Thread(target=self._wait, args=(child, list(self._children), self._group), name="child-wait", daemon=True)
-            waiter.start()
+        for local, (child, worker) in enumerate(zip(self._children, workers, strict=True)):
+            examined = partial(examine, child.pid, local, output=worker.output, kills_before=kills)
+            waiting = (child, list(self._children), self._group, examined)
+            threading.Thread(target=self._wait, args=waiting, name="child-wait", daemon=True).start()
         return tuple(c.pid for c in self._children)
 
-    def kill(self, *, gently: bool) -> None:
-        """End the group; returns at once, the ends are told one by one."""
+    def _start(self, worker: Worker) -> subprocess.Popen[bytes]:
+        env = {**worker.environment, ENV_GROUP: self._group, "TMRUN_PARENT_PID": str(os.getpid())}
+        out, err = worker.output.stdout, worker.output.stderr
+        try:
+            return subprocess.Popen(list(worker.command), env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        finally:
+            worker.output.started()
+
+    def kill(self, *, gently: bool, number: int = signal.SIGTERM) -> None:
+        """End the group; returns at once, the ends are told one by one. ``gently``: with this signal and a grace period first."""
         if not gently:
-            self._signal(signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             return
-        self._signal(signal.SIGTERM)
+        self.signal(number)
         children, group = list(self._children), self._group
         threading.Thread(target=self._later, args=(children, group), name="child-kill", daemon=True).start()
 
@@ -68,7 +92,8 @@ class Processes:
         """Kill whatever is left, grandchildren too. False when something survives (stuck in the kernel)."""
         return not self._group or procs.sweep(self._group, ENV_GROUP)
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
+        """Send every worker a signal, and what it started in its process group."""
         for child in self._children:
             if child.poll() is None:
                 try:
@@ -82,14 +107,16 @@ class Processes:
             time.sleep(0.05)
         procs.sweep(marker, ENV_GROUP)
 
-    def _wait(self, child: subprocess.Popen[bytes], group: list[subprocess.Popen[bytes]], marker: str) -> None:
+    def _wait(
+        self, child: subprocess.Popen[bytes], group: list[subprocess.Popen[bytes]], marker: str, examined: Callable[[int], Death]
+    ) -> None:
         code = child.wait()
+        death = examined(code)
         _reap_session(child.pid)
         if all(c.poll() is not None for c in group):
             while not procs.sweep(marker, ENV_GROUP):  # a process stuck in the kernel keeps the slot: nobody may say that it is free
                 time.sleep(1)
-        shell_code = code if code >= 0 else 128 - code
-        self.ended(Ended(child.pid, shell_code, "" if code >= 0 else f"killed by {signal_name(-code)}"))
+        self.ended(Ended(death))
 
 
 def _reap_session(pid: int) -> None:
@@ -100,14 +127,7 @@ def _reap_session(pid: int) -> None:
         pass
 
 
-def signal_name(number: int) -> str:
-    """9 -> SIGKILL."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def bootstrap_command(command: Sequence[str]) -> list[str]:
-    """The program that runs a user's script under tmrun."""
-    return [os.environ.get("PYTHON_EXEC", sys.executable), "-u", "-m", "tmrun.worker.bootstrap", *command]
+def worker_command(spec: Spec, local_rank: int) -> list[str]:
+    """The program that runs a user's script, module or program under tmrun."""
+    how = ["--exec"] if spec.no_python else []
+    return [os.environ.get("PYTHON_EXEC", sys.executable), "-u", _BOOTSTRAP, *how, *environment.worker_command(spec.command, local_rank)]

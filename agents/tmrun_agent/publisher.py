@@ -12,7 +12,7 @@ import time
 from tmrun.core.codec import encode
 from tmrun.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from tmrun.core.keys import Keys
-from tmrun.core.model import Event, Host, Progress, Timing
+from tmrun.core.model import Event, Failure, Host, Progress, Timing
 from tmrun.core.story import EventKind
 from tmrun.store.api import Store
 
@@ -43,6 +43,14 @@ class Publisher:
     def timing(self, epoch: int, timing: Timing) -> None:
         """Tell (again, in full) how a worker fared in a switch."""
         self._put(self._keys.timing(epoch, timing.rank), encode(timing))
+
+    def failure(self, failure: Failure) -> None:
+        """Tell all that is known of a worker's end."""
+        self._put(self._keys.failure(failure.restarts, failure.rank), encode(failure))
+
+    def logs(self, folder: str) -> None:
+        """Tell where this node's workers write, one folder a local rank."""
+        self._put(self._keys.logs(self._host), folder)
 
     def reason(self, text: str) -> None:
         """Tell what the coordinator waits for, or does; only changes are written."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tmrun.cli import main
+from tmrun.cli import main, run
 from tmrun.core import details, report
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
@@ -115,14 +115,17 @@ def test_every_variable_is_documented_and_every_documented_one_exists() -> None:
     """Names that are tmrun's own need not be told, but have to be listed here."""
     internal = {
         "TMRUN_AGENT_SOCKET", "TMRUN_COMPLETE", "TMRUN_EPOCH", "TMRUN_GENERATION", "TMRUN_GROUP", "TMRUN_MARKER", "TMRUN_NODE_MARKER",
-        "TMRUN_PARENT_PID", "TMRUN_REHEARSAL_LOG", "TMRUN_ROLE", "TMRUN_TEST_KILL", "TMRUN_TEST_RETIRE_S", "TMRUN_ETCD_", "TMRUN_ETCD",
+        "TMRUN_LOCAL_RANK", "TMRUN_NUMA_BINDING", "TMRUN_PARENT_PID", "TMRUN_REHEARSAL_LOG", "TMRUN_TEST_KILL", "TMRUN_TEST_RETIRE_S",
+        "TMRUN_ETCD_", "TMRUN_ETCD",
+        "TMRUN_WORKER_PID", "TMRUN_WORKER_ROLE",
     }  # fmt: skip
     used = {name for path in SOURCES for name in re.findall(r"TMRUN_[A-Z_]*[A-Z]", path.read_text())}
     used |= {f"TMRUN_ETCD_{name}" for name in ("USER", "CACERT", "CERT", "KEY")}
     told = set(re.findall(r"TMRUN_[A-Z_]*[A-Z]", (DOCS / "reference" / "environment.md").read_text()))
     assert used - told - internal == set(), "tell it in docs/reference/environment.md"
     anywhere = {name for page in PAGES for name in re.findall(r"TMRUN_[A-Z_]*[A-Z]\b", page.read_text())}
-    assert anywhere - used - {"TMRUN_FLAGS", "TMRUN_SCRIPT"} == set(), "no such variable"
+    flags = {name for param in run.command.params for name in param.envvar or ()}
+    assert anywhere - used - flags - {"TMRUN_FLAGS", "TMRUN_SCRIPT"} == set(), "no such variable"
 
 
 def test_every_json_field_is_documented() -> None:

@@ -141,7 +141,7 @@ def test_a_port_that_is_taken(lab: Lab, script: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        answer = lab.cli("--rdzv-endpoint", f"127.0.0.1:{port}", str(script), "done")
+        answer = lab.cli("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", str(script), "done")
     assert answer.returncode == 2
     assert f"port {port} on 127.0.0.1 is taken" in answer.stderr
 

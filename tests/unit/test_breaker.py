@@ -44,12 +44,13 @@ class Clock:
     """Observe and decide, second by second."""
 
     def __init__(self) -> None:
-        self.now, self.timers = 100.0, coordinator.Timers()
+        self.now, self.timers, self.reason = 100.0, coordinator.Timers(), ""
 
     def at(self, seconds: float, job: Job) -> str:
         self.now = 100.0 + seconds
         self.timers = coordinator.observe(self.timers, job, self.now)
         decision = coordinator.decide(job, self.timers, self.now)
+        self.reason = decision.reason
         if decision.txn is None or decision.txn.name.startswith("tell all"):
             return decision.reason
         return decision.txn.name

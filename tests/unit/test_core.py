@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmrun.core import environment, planner, report
-from tmrun.core.codec import encode
+from tmrun.core import environment, planner, report, transactions
+from tmrun.core.codec import decode, encode
 from tmrun.core.errors import UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold, known_hosts, natural, node_state
@@ -20,6 +20,7 @@ from tmrun.core.model import (
     Host,
     Incarnation,
     Kind,
+    Leader,
     Machine,
     Member,
     NodeState,
@@ -29,11 +30,12 @@ from tmrun.core.model import (
     Run,
     Seat,
     Spec,
+    Term,
     Timing,
     Trouble,
     WorkerVote,
 )
-from tmrun.core.txn import KeyValue
+from tmrun.core.txn import KeyValue, Put
 
 KEYS = Keys("job")
 SPEC = Spec(2, 2, 1, ("train.py",))
@@ -125,6 +127,22 @@ def test_a_joiner_that_rehearsed_the_slot_comes_first_and_one_unlike_the_job_las
     assert choice([1, 0], s2=replace(live, step_s=5.0)) == ["s1", "s2"]
 
 
+def test_a_host_gets_the_slot_it_asked_for() -> None:
+    asked = {KEYS.member(h): member(h, node_rank=rank) for h, rank in (("a", 1), ("b", 0), ("c", 1), ("d", -1))}
+    assert planner.first_seats(snapshot(asked)) == (seat("b"), seat("a")), "of two that ask for one slot, the first in natural order has it"
+    late = {KEYS.member("a"): member("a"), KEYS.member("b"): member("b", node_rank=7)}
+    assert planner.first_seats(snapshot(late)) == (seat("a"), seat("b"))
+
+
+def test_the_restarted_get_another_port_of_slot_0() -> None:
+    ports = KEYS.member("a"), member("a", ports=(7, 8))
+    leader = (KEYS.leader, Leader(Host("a"), seat("a").incarnation, 1)), (KEYS.term, Term(1))
+    job = replace(running(ports, *leader), machine_restarts=2)
+    txn = transactions.start(job, (seat("a"), seat("b")), Kind.RESTART, "because")
+    started = next(decode(RankMap, op.value) for op in txn.ops if isinstance(op, Put) and op.key == KEYS.map(2))
+    assert (started.master, started.master_port) == ("addr-a", 8)
+
+
 def test_first_seats_keep_the_living_and_skip_the_drained() -> None:
     assert planner.first_seats(running()) == (seat("a"), seat("b"))
     assert planner.first_seats(running(hosts=("a", "s"))) == (seat("a"), seat("s"))
@@ -193,11 +211,13 @@ def test_phases_split_the_pause_of_the_slowest_stayer() -> None:
 
 # -- environment
 def test_a_workers_environment_is_torchruns() -> None:
-    env = environment.worker_environment(SPEC, "job", 1, 1, "10.0.0.1", 2)
-    assert {k: env[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")} == {
-        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1",
+    env = environment.worker_environment(SPEC, "job", 1, 1, ("10.0.0.1", 4711), 2)
+    assert {k: env[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")} == {
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711",
     }  # fmt: skip
     assert env["TORCHELASTIC_RESTART_COUNT"] == "2"
-    assert environment.default_threads(SPEC, None) == "1"
-    assert environment.default_threads(SPEC, "8") == "8"
-    assert environment.default_threads(Spec(2, 1, 1, ()), None) is None
+    outer = {"TMRUN_SECRET": "s", "TMRUN_ETCD_PASSWORD": "s", "ETCD_MINE": "kept", "GRPC_VERBOSITY": "NONE"}
+    assert environment.inherited(SPEC, 0, outer) == {"ETCD_MINE": "kept", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OMP_NUM_THREADS": "1"}
+    assert environment.inherited(SPEC, 0, {"OMP_NUM_THREADS": "8"})["OMP_NUM_THREADS"] == "8"
+    assert "OMP_NUM_THREADS" not in environment.inherited(Spec(2, 1, 1, ()), 0, {})
+    assert environment.worker_command(("t.py", "--out=${local_rank}", "$HOME", "$$x"), 1) == ["t.py", "--out=1", "$HOME", "$x"]

@@ -12,24 +12,26 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tmrun import procs
-from tmrun.cli import jobs, own_store, place, read
+from tmrun.cli import failed, jobs, own_store, place, read
 from tmrun.cli.hooks import Hooks, Wanted
 from tmrun.config import AgentConfig
 from tmrun.core import codec, details, report, transactions
 from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import End, Event, JobState, Member, Obituary, Progress, RankMap, Spec, Timing
+from tmrun.core.model import End, Event, Host, JobState, Member, Obituary, Progress, RankMap, Spec, Timing
+from tmrun.core.streams import Output
 from tmrun.core.txn import Put, Txn
 from tmrun.store.access import open_store
 from tmrun.store.api import Changed, Store, WatchEvent
@@ -38,6 +40,8 @@ from tmrun.tui.footer import Footer
 
 ENV_NODE = "TMRUN_NODE_MARKER"
 """Marks the processes of one node of one launch."""
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+"""Passed on to the workers of this host; the job goes on."""
 _LEAVE_WAIT_S = 15.0
 _SHOW_S = 1.0
 _SHOW_SELDOM_S = 10.0
@@ -49,11 +53,16 @@ STORE_DEADLINE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """``local``: how many nodes to run here, named node0..; 0: this host is one node, called ``name``."""
+    """``local``: how many nodes to run here, named node0..; 0: this host is one node, called ``name`` (empty: as the host).
+
+    ``node_rank``: the slot it wants, -1: any. ``master_port``: MASTER_PORT if it gets slot 0, 0: any.
+    """
 
     local: int
     name: str
     address: str | None
+    node_rank: int = -1
+    master_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,10 @@ class Launch:
     labels: dict[str, str]
     join_timeout_s: float
     grace_s: float
+    output: Output
+    signals: tuple[int, ...]
+    """Those that end the job; they are passed on to the workers."""
+    numa: str
     metrics: tuple[str, int] | None = None
     """Host and first port on which the agents of this machine are asked for their metrics."""
     hooks: Wanted = field(default_factory=Wanted)
@@ -76,9 +89,9 @@ def launch(wanted: Launch) -> int:
     """Run until the job ends; returns the exit code."""
     with ExitStack() as stack:
         interrupts: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, lambda n, _: interrupts.put(n))
+        forwards: queue.SimpleQueue[int] = queue.SimpleQueue()
+        _listen(wanted.signals, interrupts)
+        _listen([n for n in FORWARDED if n not in wanted.signals], forwards)
         marker = uuid.uuid4().hex
         folder = jobs.make_runtime_dir(wanted.job)
         stack.callback(_start_sweeper(marker, folder))
@@ -89,10 +102,19 @@ def launch(wanted: Launch) -> int:
         jobs.announce(folder, jobs.LocalJob(wanted.job, os.getpid(), own.access))
         footer = Footer()
         stack.callback(footer.close)
-        launcher = Launcher(wanted, folder, marker, own, store, interrupts, footer)
+        if not wanted.where.local and not wanted.where.name:
+            name = place.free_name(wanted.job, socket.gethostname(), stack)
+            wanted = replace(wanted, where=replace(wanted.where, name=name))
+        launcher = Launcher(wanted, folder, marker, own, store, interrupts, forwards, footer)
         stack.callback(launcher.hooks.close)
         launcher.prepare()
         return launcher.run()
+
+
+def _listen(numbers: Iterable[int], into: queue.SimpleQueue[int]) -> None:
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda n, _: into.put(n))
 
 
 def _start_sweeper(marker: str, folder: Path) -> Callable[[], None]:
@@ -120,6 +142,7 @@ class Launcher:
     own: own_store.OwnStore
     store: Store
     interrupts: queue.SimpleQueue[int]
+    forwards: queue.SimpleQueue[int]
     footer: Footer
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     stopping: int = 0
@@ -189,7 +212,12 @@ class Launcher:
         if told:
             self._say(told)
         procs.reap_orphans(self._own)
-        if time.monotonic() < self._look_at and self.interrupts.empty() and all(a.poll() is None for a in self.agents.values()):
+        if (
+            time.monotonic() < self._look_at
+            and self.interrupts.empty()
+            and self.forwards.empty()
+            and all(a.poll() is None for a in self.agents.values())
+        ):
             return None
         self._look_at = time.monotonic() + _LOOK_S
         try:
@@ -213,7 +241,7 @@ class Launcher:
             return max(ended)
         if not self.interrupts.empty():
             self._say("interrupted while the store does not answer; this host leaves the job")
-            raise KeyboardInterrupt
+            raise own_store.interrupted(self.interrupts.get())
         if not self._silent:
             self._say(f"{error}; training goes on while its steps do")
         self._silent = True
@@ -229,28 +257,34 @@ class Launcher:
         self._say(f"job {self.wanted.job}: {spec.nnodes} active{standby} nodes, {spec.world} workers; {store} {where}")
 
     def _start_agent(self, host: str, index: int) -> subprocess.Popen[bytes]:
-        address = place.address(self.wanted.where.address, self.own.access.endpoints)
+        wanted, where = self.wanted, self.wanted.where
         config = AgentConfig(
-            self.wanted.job,
+            wanted.job,
             host,
             self.own.access,
-            address,
+            place.address(where.address, self.own.access.endpoints),
             str(self.folder),
             self.marker,
             os.getpid(),
-            self.wanted.labels,
-            self.wanted.grace_s,
-            metrics=_metrics_of(self.wanted.metrics, index),
+            wanted.labels,
+            wanted.grace_s,
+            metrics=_metrics_of(wanted.metrics, index),
+            node_rank=where.node_rank,
+            master_port=where.master_port if index == 0 else 0,
+            output=wanted.output,
+            signals=wanted.signals,
+            numa=wanted.numa,
         )
         path = self.folder / f"{host}.json"
         config.save(path)
-        env = {"GRPC_VERBOSITY": "NONE", **os.environ, procs.ENV_MARKER: self.marker, ENV_NODE: f"{self.marker}/{host}"}
+        env = {**os.environ, procs.ENV_MARKER: self.marker, ENV_NODE: f"{self.marker}/{host}"}
         return subprocess.Popen([sys.executable, "-m", "tmrun_agent", str(path)], env=env, start_new_session=True, stdin=subprocess.DEVNULL)
 
     # -- while it runs --------------------------------------------------------------------------------------------------------------
     def _look(self) -> int | None:
         """One look at the end of the job and at our agents; the exit code once the job has ended."""
         self._interrupted()
+        self._forward()
         ended = {host: code for host, agent in self.agents.items() if (code := agent.poll()) is not None}
         found = self.store.get(self.keys.end)  # after that look: an agent that ended with the job needs no burial
         if found is not None:
@@ -274,10 +308,19 @@ class Launcher:
             number = self.interrupts.get()
             self.stopping += 1
             if self.stopping > 1:
-                raise KeyboardInterrupt
+                raise own_store.interrupted(number)
             reason = f"{signal.Signals(number).name} to a launcher"
             self._say("stopping the job; once more kills it")
             self.store.commit(transactions.end_job(Job(self.keys), End(JobState.STOPPED, 128 + number, reason), as_leader=False))
+
+    def _forward(self) -> None:
+        """An agent that has registered can take signals."""
+        while not self.forwards.empty():
+            number, job = self.forwards.get(), self._read()
+            able = [agent for host, agent in self.agents.items() if Host(host) in job.members]
+            for agent in able:
+                agent.send_signal(number)
+            self._say(f"{signal.Signals(number).name} passed on to the workers of {len(able)} node(s)")
 
     def _bury(self, host: str, code: int) -> None:
         """This agent was ours, so we know: make sure that its workers are gone, then say so and end its lease at once."""
@@ -370,6 +413,7 @@ class Launcher:
         self.footer.close()
         try:
             self._summary()
+            self._report()
         except StoreError:
             pass  # its host has left already
 
@@ -388,6 +432,21 @@ class Launcher:
         rows = read.read_history(jobs.Connection(self.store, self.keys), job)
         for line in launch_view.ending(self.wanted.job, job.end.state.value, rows, self._step, time.monotonic() - self._began):
             self._say(line)
+
+    def _report(self) -> None:
+        """What ended a job that failed, and where."""
+        job = self._read()
+        failures = failed.read(self.store, self.keys) if job.end is not None and job.end.state is JobState.FAILED else []
+        if not failures:
+            return
+        title = " ".join(self.wanted.spec.command[:2] if self.wanted.spec.command[0] == "-m" else self.wanted.spec.command[:1])
+        print(failed.report(title, failures), file=sys.stderr, flush=True)
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path:
+            try:
+                failed.leave_error_file(failures, path)
+            except OSError as error:
+                self._say(f"cannot write $TORCHELASTIC_ERROR_FILE: {error}")
 
     def _kill_agents(self) -> None:
         for agent in self.agents.values():
@@ -410,7 +469,7 @@ def _metrics_of(wanted: tuple[str, int] | None, index: int) -> str:
 
 
 def _difference(job: str, theirs: Spec, ours: Spec) -> str:
-    for name in ("nnodes", "nproc", "standby", "command", "max_restarts", "lease_ttl_s"):
+    for name in ("nnodes", "nproc", "standby", "command", "max_restarts", "lease_ttl_s", "role", "no_python", "virtual_local_rank"):
         if getattr(theirs, name) != getattr(ours, name):
             what = f"{name} {getattr(theirs, name)}, here it is {getattr(ours, name)}"
             return f"job {job} was launched with {what}: use the same command on every host"

@@ -7,6 +7,7 @@ May not know: jobs, agents.
 from __future__ import annotations
 
 import queue
+import signal
 import ssl
 import time
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ import click
 
 from tmrun.cli import place
 from tmrun.config import StoreAccess
-from tmrun.core.errors import StoreError, UsageError
+from tmrun.core.errors import Interrupted, StoreError, UsageError
 from tmrun.store import access
 from tmrun.store.embedded import Cluster, EmbeddedEtcd, free_ports
 from tmrun.store.endpoints import TlsFiles, bracketed
@@ -75,7 +76,7 @@ class OwnStore:
 
 
 def provide(choice: Choice, folder: Path, stack: ExitStack, interrupts: queue.SimpleQueue[int], timeout_s: float) -> OwnStore:
-    """Have a store; what this process has to run for it ends with ``stack``. Raises UsageError, StoreError, KeyboardInterrupt."""
+    """Have a store; what this process has to run for it ends with ``stack``. Raises UsageError, StoreError, Interrupted."""
     if choice.existing is not None:
         return OwnStore(choice.existing)
     tls = issue(choice.secret, folder / "tls", [h for h, _ in choice.endpoints]) if choice.secret else None
@@ -120,6 +121,11 @@ def _run_member(
         return [stack.enter_context(EmbeddedEtcd(folder / f"etcd{index}", host, port, tls=tls, cluster=cluster))]
 
 
+def interrupted(number: int) -> Interrupted:
+    """The error that this signal's arrival is."""
+    return Interrupted(number, signal.Signals(number).name)
+
+
 def _wait(urls: list[str], tls: TlsFiles | None, interrupts: queue.SimpleQueue[int], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     told = False
@@ -128,7 +134,7 @@ def _wait(urls: list[str], tls: TlsFiles | None, interrupts: queue.SimpleQueue[i
             click.echo(f"tmrun: waiting for the store at {', '.join(urls)}", err=True)
         told = True
         if not interrupts.empty():
-            raise KeyboardInterrupt
+            raise interrupted(interrupts.get())
         if time.monotonic() > deadline:
             where = ", ".join(urls)
             raise StoreError(f"no store answered at {where} within {timeout_s:g} s; does the host with that address run the same command?")

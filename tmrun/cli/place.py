@@ -9,11 +9,12 @@ import errno
 import http.client
 import ipaddress
 import json
+import os
 import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 from tmrun.core.errors import UsageError
@@ -89,6 +90,21 @@ def one_starter(port: int) -> Iterator[None]:
                     raise
                 time.sleep(0.05)
         yield
+
+
+def free_name(job: str, name: str, stack: ExitStack) -> str:
+    """This name, or with a number behind it where another launcher of this machine has it; held until ``stack`` ends."""
+    number = 0
+    while True:
+        chosen = name if number == 0 else f"{name}-{number}"
+        held = stack.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            held.bind(f"\0tmrun-node-{os.getuid()}-{job}-{chosen}")
+            return chosen
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        number += 1
 
 
 def is_local(host: str) -> bool:

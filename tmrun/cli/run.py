@@ -1,158 +1,170 @@
-"""``tmrun run``: the flags of a launch, checked once. What a launch does is in ``launch``."""
+"""``tmrun run``: the flags of a launch, checked once. The flags are in ``flags``, what a launch does in ``launch``."""
 
 from __future__ import annotations
 
 import os
 import re
 import secrets
-import socket
+import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tmrun.cli import slurm
+from tmrun.cli.arguments import Command
+from tmrun.cli.flags import MEANINGLESS, Flags, run_options
 from tmrun.cli.hooks import ENV_URL, Wanted
 from tmrun.cli.jobs import external
 from tmrun.cli.launch import Launch, Where, launch
 from tmrun.cli.own_store import Choice
-from tmrun.cli.place import split_endpoint
+from tmrun.cli.rendezvous import Meeting, meeting
+from tmrun.core import environment, streams
 from tmrun.core.errors import UsageError
 from tmrun.core.model import Spec
 from tmrun.core.planner import standby_count
+from tmrun.core.streams import Output
 from tmrun.store.access import ENV_SECRET
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_JOIN_TIMEOUT_S = 600.0
 
 
-@click.command(
-    "run",
-    short_help="Launch a script on this host (and on the others that run the same command).",
-    context_settings={"allow_interspersed_args": False, "token_normalize_func": lambda t: t.replace("_", "-")},
-)
-@click.option("--nnodes", type=click.IntRange(1), default=None, help="Active nodes. [default: 1]")
-@click.option("--nproc-per-node", type=click.IntRange(1), default=1, show_default=True, help="Workers a node.")
-@click.option(
-    "--standby", default="0", show_default=True, metavar="N|P%", help="Warm spare nodes beyond --nnodes; P% of nnodes, rounded up."
-)
-@click.option("--local-nodes", type=click.IntRange(1), help="Run so many nodes on this machine, for trying it out.")
-@click.option("--etcd", metavar="URL[,URL]", envvar="TMRUN_ETCD_ENDPOINTS", help="Use this etcd; needs --job.")
-@click.option(
-    "--rdzv-endpoint", metavar="HOST[:PORT][,...]", help="The host with this address runs the job's store, the others connect to it."
-)
-@click.option(
-    "--etcd-members",
-    type=int,
-    metavar="1|3|5",
-    help="Size of the embedded store; 3 survive the loss of any one, of several hosts if --rdzv-endpoint names three.",
-)
-@click.option(
-    "--secret-file",
-    type=click.Path(exists=True, dir_okay=False),
-    help="File with the job's secret, the same on every host; or $TMRUN_SECRET.",
-)
-@click.option("--insecure", is_flag=True, help="Let the embedded store listen on the network without a secret.")
-@click.option("--job", "--rdzv-id", "job", metavar="ID", help="Job id, the same on every host. [default: a new one]")
-@click.option("--node-name", metavar="NAME", help="This host's name in the job. [default: its hostname]")
-@click.option("--local-addr", metavar="ADDR", help="Address of this host for the others. [default: the one that routes to the store]")
-@click.option("--label", multiple=True, metavar="KEY=VALUE", help="Where this host is, e.g. rack=r1. Repeatable.")
-@click.option(
-    "--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Restarts that an error of the program itself may cost."
-)
-@click.option(
-    "--lease-ttl", type=click.IntRange(2, 300), default=15, show_default=True, metavar="SECONDS", help="A silent node is dead after this."
-)
-@click.option(
-    "--join-timeout", type=float, default=600, show_default=True, metavar="SECONDS", help="Wait this long for the store and for nodes."
-)
-@click.option("--shutdown-timeout", type=float, default=30, show_default=True, metavar="SECONDS", help="From SIGTERM to SIGKILL.")
-@click.option(
-    "--metrics",
-    metavar="[HOST:]PORT",
-    envvar="TMRUN_METRICS",
-    help="Serve Prometheus metrics of this host's agents there (the next ports with --local-nodes). [default host: 127.0.0.1]",
-)
-@click.option(
-    "--on-event",
-    metavar="COMMAND",
-    envvar="TMRUN_ON_EVENT",
-    default="",
-    help="Run this for each event of this host's agents, with the event as JSON on standard input; $TMRUN_EVENT_URL: POST it there.",
-)
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name, as in python -m.")
+@click.command("run", cls=Command, short_help="Launch a script on this host (and on the others that run the same command).")
+@run_options
 @click.argument("command_line", metavar="SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED, required=True)
-def command(
-    nnodes: int | None,
-    nproc_per_node: int,
-    standby: str,
-    local_nodes: int | None,
-    etcd: str | None,
-    rdzv_endpoint: str | None,
-    etcd_members: int | None,
-    secret_file: str | None,
-    insecure: bool,
-    job: str | None,
-    node_name: str | None,
-    local_addr: str | None,
-    label: tuple[str, ...],
-    max_restarts: int,
-    lease_ttl: int,
-    join_timeout: float,
-    shutdown_timeout: float,
-    metrics: str | None,
-    on_event: str,
-    module: bool,
-    command_line: tuple[str, ...],
-) -> int:
-    """Launch SCRIPT. Without --etcd or --rdzv-endpoint everything runs on this machine, with a store of its own.
+@click.pass_context
+def command(ctx: click.Context, /, command_line: tuple[str, ...], **given: Any) -> int:
+    """Launch SCRIPT. Where no other host is named everything runs on this machine, with a store of its own.
 
-    Exit code: 0 when all workers succeed; the first failing worker's own code (128+n for a signal); 130 after Ctrl-C; 143 after
-    `tmrun stop`.
+    Exit code: 0 when all workers succeed; the first failing worker's own code (128+n for a signal); 128+n when signal n ended the launch,
+    143 after `tmrun stop`.
     """
-    _check_script(command_line, module)
-    if etcd and rdzv_endpoint:
-        raise UsageError("--etcd and --rdzv-endpoint exclude each other: the first names a running etcd, the second starts one")
-    if local_nodes and (etcd or rdzv_endpoint):
+    flags = Flags(**given)
+    for name, why in MEANINGLESS.items():
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            click.echo(f"tmrun: {why}", err=True)
+    return launch(checked(flags, command_line))
+
+
+def checked(flags: Flags, command_line: tuple[str, ...]) -> Launch:
+    """The launch that the flags describe. Raises UsageError."""
+    _check_script(flags, command_line)
+    minimum, spares = sizes(flags)
+    meet = meeting(flags, (minimum or 1) + spares)
+    if flags.local_nodes and not meet.alone:
         raise UsageError("--local-nodes runs a whole job on this machine; it cannot be combined with --etcd or --rdzv-endpoint")
-    if etcd and not job:
+    if meet.etcd and not flags.job:
         raise UsageError("--etcd needs --job ID, the same on every host: a shared store can hold several jobs")
-    spares = standby_count(standby, nnodes or 1)
-    active, local = _sizes(nnodes, spares, local_nodes, alone=not etcd and not rdzv_endpoint)
-    spec = Spec(
-        active, nproc_per_node, spares, (("-m",) if module else ()) + command_line, max_restarts, lease_ttl, node_wait_s=join_timeout
-    )
-    where = Where(local, _name(node_name or socket.gethostname(), "--node-name"), local_addr)
-    store = _store(etcd, rdzv_endpoint, etcd_members, secret_file, insecure)
-    name = _name(job or ("job" if rdzv_endpoint else f"j-{secrets.token_hex(3)}"), "--job")
-    hooks = Wanted(on_event, os.environ.get(ENV_URL, ""))
+    for note in meet.notes:
+        click.echo(f"tmrun: {note}", err=True)
+    active, local = _local(minimum, spares, flags.local_nodes, alone=meet.alone)
+    job = _name("" if flags.standalone else flags.job or "", "--job") or ("job" if meet.hosts else f"j-{secrets.token_hex(3)}")
+    rank = -1 if flags.node_rank is None else flags.node_rank
+    where = Where(local, _name(flags.node_name or "", "--node-name"), flags.local_addr, rank, meet.master_port if rank <= 0 else 0)
+    wait_s = flags.join_timeout or meet.seconds("join_timeout") or meet.seconds("timeout") or _JOIN_TIMEOUT_S
+    hooks = Wanted(flags.on_event, os.environ.get(ENV_URL, ""))
     hooks.check()
-    labels = slurm.labels(os.environ) | _labels(label)
-    return launch(Launch(name, spec, where, store, labels, join_timeout, shutdown_timeout, metrics_address(metrics), hooks))
+    labels = slurm.labels(os.environ) | _labels(flags.label)
+    return Launch(
+        job, _spec(flags, meet, active, spares, wait_s, command_line), where, _store(flags, meet), labels, wait_s, flags.shutdown_timeout,
+        _output(flags), signals(flags.signals_to_handle), flags.numa_binding or "", metrics_address(flags.metrics), hooks,
+    )  # fmt: skip
 
 
-def _check_script(command_line: tuple[str, ...], module: bool) -> None:
+def _spec(flags: Flags, meet: Meeting, active: int, spares: int, wait_s: float, command_line: tuple[str, ...]) -> Spec:
+    nproc = workers(flags.nproc_per_node)
+    words = (("-m",) if flags.module else ()) + command_line
+    spec = Spec(active, nproc, spares, words, flags.max_restarts, flags.lease_ttl, node_wait_s=wait_s)
+    last_call = meet.seconds("last_call_timeout")
+    spec = replace(
+        spec,
+        join_wait_s=spec.join_wait_s if last_call is None else last_call,
+        role=flags.role,
+        no_python=flags.no_python and not flags.run_path,
+        virtual_local_rank=flags.virtual_local_rank,
+    )
+    environment.inherited(spec, nproc - 1, os.environ)  # complains about too few devices
+    return spec
+
+
+def _check_script(flags: Flags, command_line: tuple[str, ...]) -> None:
+    if flags.no_python and flags.module and not flags.run_path:
+        raise UsageError("--no-python and --module exclude each other")
+    interpreter = os.environ.get("PYTHON_EXEC")
+    if interpreter and shutil.which(interpreter) is None:
+        raise UsageError(f"$PYTHON_EXEC {interpreter!r} is no program")
     script = command_line[0]
-    if not module and not Path(script).is_file():
-        what = "is a folder, not a file" if Path(script).is_dir() else "does not exist"
-        raise UsageError(f"script {script!r} {what} (looked in {Path.cwd()})")
+    if not flags.module and not flags.no_python and not Path(script).exists():
+        raise UsageError(f"script {script!r} does not exist (looked in {Path.cwd()})")
+    if not flags.module and not flags.no_python and Path(script).is_dir() and not (Path(script) / "__main__.py").exists():
+        raise UsageError(f"script {script!r} is a folder without a __main__.py (looked in {Path.cwd()})")
 
 
-def _sizes(nnodes: int | None, spares: int, local_nodes: int | None, *, alone: bool) -> tuple[int, int]:
+def sizes(flags: Flags) -> tuple[int | None, int]:
+    """(active nodes as far as --nnodes says, standbys). Raises UsageError."""
+    text = flags.nnodes
+    if text is None:
+        return None, standby_count(flags.standby or "0", 1)
+    low, separator, high = text.partition(":")
+    if not low.isdigit() or not (high.isdigit() or not separator) or int(low) < 1 or int(high or low) < int(low):
+        raise UsageError(f"--nnodes {text!r}: expected a number of nodes, or MIN:MAX")
+    more = int(high or low) - int(low)
+    if more and flags.standby is not None:
+        raise UsageError(f"--nnodes {text} already asks for {more} standbys; give --standby or MAX, not both")
+    return int(low), more or standby_count(flags.standby or "0", int(low))
+
+
+def _local(minimum: int | None, spares: int, local_nodes: int | None, *, alone: bool) -> tuple[int, int]:
     """(active nodes, nodes to run on this machine; 0 = this machine is one node of several)."""
     if local_nodes is None:
-        active = nnodes or 1
+        active = minimum or 1
         return active, active + spares if alone else 0
-    active = nnodes if nnodes is not None else local_nodes - spares
+    active = minimum if minimum is not None else local_nodes - spares
     if active < 1 or local_nodes < active + spares:
         raise UsageError(f"--local-nodes {local_nodes} is too few for {max(active, 1)} active + {spares} standby nodes")
     return active, local_nodes
 
 
-def _store(etcd: str | None, rdzv_endpoint: str | None, members: int | None, secret_file: str | None, insecure: bool) -> Choice:
-    if etcd:
-        return Choice(existing=external(etcd))
-    hosts = tuple(split_endpoint(part) for part in rdzv_endpoint.split(",")) if rdzv_endpoint else ()
-    secret = Path(secret_file).read_text().strip() if secret_file else os.environ.get(ENV_SECRET, "")
-    choice = Choice(None, hosts, members or max(1, len(hosts)), secret, insecure)
+def workers(text: str) -> int:
+    """--nproc-per-node: a number, or what this host has of something. Raises UsageError."""
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    if text == "cpu":
+        return len(os.sched_getaffinity(0))
+    found = devices(text)
+    if found is None:
+        raise UsageError(f"--nproc-per-node {text!r}: expected a number above 0, cpu, gpu, xpu or auto")
+    if found == 0:
+        raise UsageError(f"--nproc-per-node {text}: torch finds none on this host")
+    return found
+
+
+def devices(name: str) -> int | None:
+    """How many devices torch finds under this name; None: it does not know the name."""
+    import torch
+
+    if name == "gpu":
+        return torch.cuda.device_count()
+    if name == "xpu":
+        return torch.xpu.device_count() if torch.xpu.is_available() else 0
+    if name == "auto":
+        return torch.accelerator.device_count() if torch.accelerator.is_available() else len(os.sched_getaffinity(0))
+    if name == torch._C._get_privateuse1_backend_name() and hasattr(torch, name):
+        return int(getattr(torch, name).device_count())
+    return None
+
+
+def _store(flags: Flags, meet: Meeting) -> Choice:
+    if meet.etcd:
+        existing = external(meet.etcd)
+        named = {name: meet.conf[key] for name, key in (("ca", "cacert"), ("cert", "cert"), ("key", "key")) if key in meet.conf}
+        return Choice(existing=replace(existing, **named))
+    secret = Path(flags.secret_file).read_text().strip() if flags.secret_file else os.environ.get(ENV_SECRET, "")
+    choice = Choice(None, meet.hosts, flags.etcd_members or max(1, len(meet.hosts)), secret, flags.insecure)
     choice.check()
     return choice
 
@@ -167,8 +179,43 @@ def metrics_address(text: str | None) -> tuple[str, int] | None:
     return host or "127.0.0.1", int(port)
 
 
+def signals(text: str) -> tuple[int, ...]:
+    """``SIGTERM,SIGINT`` -> numbers. Raises UsageError."""
+    numbers = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        found = signal.Signals.__members__.get(name)
+        if found is None or found in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+            raise UsageError(f"--signals-to-handle {name!r}: not a signal that can be handled; write e.g. SIGTERM,SIGINT")
+        numbers.append(int(found))
+    return tuple(numbers)
+
+
+def _output(flags: Flags) -> Output:
+    if flags.log_dir and flags.log_dir != os.devnull and Path(flags.log_dir).exists() and not Path(flags.log_dir).is_dir():
+        raise UsageError(f"--log-dir {flags.log_dir!r} is a file")
+    if flags.logs_specs:
+        raise UsageError("--logs-specs is not supported: its classes replace what tmrun itself does with logs; see --log-dir, -r and -t")
+    only = flags.local_ranks_filter
+    if only and not re.fullmatch(r"\d+(,\d+)*", only):
+        raise UsageError(f"--local-ranks-filter {only!r}: expected local ranks, e.g. 0,1")
+    return Output(
+        str(Path(flags.log_dir).absolute()) if flags.log_dir else "",
+        streams.parse_streams(flags.redirects, "--redirects"),
+        streams.parse_streams(flags.tee, "--tee"),
+        tuple(int(rank) for rank in only.split(",")) if only else (),
+        _needles(flags.duplicate_stdout_filters),
+        _needles(flags.duplicate_stderr_filters),
+        flags.log_line_prefix_template,
+    )
+
+
+def _needles(text: str) -> tuple[str, ...]:
+    """Comma-separated; a doubled comma is one that belongs to the text."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
+
+
 def _name(text: str, flag: str) -> str:
-    if not _NAME.fullmatch(text):
+    if text and not _NAME.fullmatch(text):
         raise UsageError(f"{flag} {text!r}: use letters, digits, '.', '_' and '-', at most 63")
     return text
 

@@ -87,6 +87,8 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
         if _mass_loss(job, timers, now):
             going.add("suspect")
         going.add(f"taking over {job.epoch}")
+        if any(_echoes(job, i) for i in range(len(job.map.seats))):
+            going.add(f"echo {job.epoch}")
         if any(d.epoch == job.epoch for d in job.doubts.values()):
             going.add(f"doubt {job.epoch}")
         if _failed(job) and not planner.standbys(job) and not job.pause:
@@ -185,9 +187,10 @@ def _failures(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float
         return _end(job, JobState.FAILED, _exit_code(job, failed), f"{_what(job, failed[0])} after others had finished")
     if job.pause:
         return Decision(None, f"{_what(job, failed[0])}; {held_back(job)}")
-    software = [job.troubles[i] for i in failed if job.trouble(i) and job.troubles[i].software]
-    if software:
-        return _program_error(job, spec, software[0])
+    failed.sort(key=lambda i: _echoes(job, i))  # the cause is told first
+    blamed = _blame_program(job, spec, failed, timers, now)
+    if blamed is not None:
+        return blamed
     frozen = _frozen(job, timers, now)
     if frozen:
         return Decision(None, frozen)
@@ -200,6 +203,26 @@ def _failures(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float
     if late and timers.since(f"taking over {current.epoch}", now) < spec.prepare_deadline_s:
         return Decision(None, f"{_what(job, failed[0])}; {late}")
     return _replace(job, spec, current, failed, timers, now)
+
+
+def _blame_program(job: Job, spec: Spec, failed: list[int], timers: Timers, now: float) -> Decision | None:
+    """Some program failed by itself. Those that only lost a peer wait for what happened to it, and are to blame if nothing did."""
+    software = [job.troubles[i] for i in failed if job.trouble(i) and job.troubles[i].software]
+    own = [t for t in software if not t.echo]
+    if own:
+        return _program_error(job, spec, own[0])
+    if len(software) < len(failed):
+        return None
+    left = DOUBT_SHARE * spec.lease_ttl_s - timers.since(f"echo {job.epoch}", now)
+    if left > 0:
+        return Decision(None, f"{_what(job, failed[0])}; waiting {left:.0f} s more for what happened to its peer")
+    return _program_error(job, spec, software[0])
+
+
+def _echoes(job: Job, slot: int) -> bool:
+    """Its workers ended because they lost a peer: whatever else failed is the cause."""
+    trouble = job.trouble(slot)
+    return trouble is not None and trouble.echo
 
 
 def held_back(job: Job) -> str:

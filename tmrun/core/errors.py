@@ -5,6 +5,7 @@
     ├── RefusedError            3   a safety check said no
     ├── StillRunningError       4   timed out, the operation goes on
     ├── NotFoundError           7   no such job or node
+    ├── Interrupted             128 + n   signal n ended the launch
     ├── StoreError              6
     │   ├── StoreUnavailable    6   no answer within the deadline; nothing was applied, or it was only a read
     │   ├── OutcomeUnknown      5   sent, no answer: it may have been applied; re-read before retrying
@@ -48,6 +49,14 @@ class NotFoundError(TmrunError):
     """No such job, node or operation."""
 
     exit_code = 7
+
+
+class Interrupted(TmrunError):
+    """A signal ended the command; ``name`` is its name, for the message."""
+
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(f"interrupted by {name}")
+        self.exit_code = 128 + number
 
 
 class StoreError(TmrunError):

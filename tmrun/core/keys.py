@@ -9,8 +9,8 @@
         slot/{slot}/...        of which each slot has one; only the coordinator and who holds, leaves or joins the slot watch it
             run  trouble  done
     /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
-    /tmrun/v1/{job}/log/...    for people: progress/{host}, folder/{host}, timing/{epoch}/{rank}, events/{writer}/{number}, reason;
-        agents never read it
+    /tmrun/v1/{job}/log/...    for people: progress/{host}, folder/{host}, timing/{epoch}/{rank}, events/{writer}/{number}, reason,
+        failures/{restarts}/{rank}; agents never read it
     /tmrun/jobs/{job}          index of jobs
 
 With N nodes, a key of each node below ``job/`` would be N events to N watchers at every migration: that is why there are three places.
@@ -179,6 +179,15 @@ class Keys:
     def timing(self, epoch: int, rank: int) -> str:
         """A worker's account of a switch."""
         return f"{self.log}timing/{epoch:08d}/{rank:06d}"
+
+    def failure(self, restarts: int, rank: int) -> str:
+        """What is known of a worker's end."""
+        return f"{self.failures}{restarts:06d}/{rank:06d}"
+
+    @property
+    def failures(self) -> str:
+        """Prefix of all ends of workers."""
+        return f"{self.log}failures/"
 
     def event(self, writer: str, number: int) -> str:
         """One line of the job's story; ``writer`` is one life of an agent."""

@@ -94,6 +94,12 @@ class Spec:
     join_wait_s: float = 30.0
     prepare_deadline_s: float = 300.0
     node_wait_s: float = 600.0
+    role: str = "default"
+    """ROLE_NAME of all workers."""
+    no_python: bool = False
+    """``command`` is a program of its own, not a script for Python."""
+    virtual_local_rank: bool = False
+    """Every worker sees one device, as device 0, and LOCAL_RANK=0."""
 
     @property
     def world(self) -> int:
@@ -161,6 +167,10 @@ class Member:
     machine: Machine | None = None
     """As a warm standby's workers found it."""
     rehearsal: Rehearsal | None = None
+    node_rank: int = -1
+    """The slot that its launcher asked for; -1: any."""
+    ports: tuple[int, ...] = ()
+    """Where its agent serves a TCPStore when it has slot 0: one port a restart, in turn."""
 
     @property
     def seat(self) -> Seat:
@@ -251,6 +261,8 @@ class RankMap:
     """A restart that the program's own error caused; those have a budget of their own."""
     master: str = ""
     """Address of slot 0's host."""
+    master_port: int = 0
+    """Where its agent serves the TCPStore of the workers that this map starts."""
 
     def slot_of(self, seat: Seat) -> int | None:
         """The slot this exact incarnation holds, if any."""
@@ -357,6 +369,8 @@ class Trouble:
     text: str
     software: bool
     """True when the program itself gave up (an exception, a non-zero exit); such an error follows the ranks."""
+    echo: bool = False
+    """It says itself that it only lost a peer (``failure.is_echo``): what happened to that peer is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +479,33 @@ class Timing:
     resumed: bool = False
     cold: dict[str, int] = field(default_factory=dict)
     """A joiner's first step: what its rehearsal had not warmed, counted by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One worker's end that was not wished for, as its agent saw it; for people. ``time`` is the agent's wall clock."""
+
+    host: Host
+    slot: int
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    """As a shell shows it."""
+    time: float
+    signal: str = ""
+    """Name of the signal that ended it, if one did."""
+    restarts: int = 0
+    message: str = ""
+    """Type and text of the exception, where the worker left it in its error file."""
+    traceback: str = ""
+    tail: tuple[str, ...] = ()
+    """Its last lines on stderr."""
+    log: str = ""
+    """Folder of its logs; empty: none are kept."""
+    hint: str = ""
+    echo: bool = False
+    """It says itself that it only lost a peer: not the cause."""
 
 
 @dataclass(frozen=True, slots=True)

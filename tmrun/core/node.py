@@ -20,12 +20,15 @@ from enum import Enum
 
 from tmrun.core import admission, transactions
 from tmrun.core import migration as judging
+from tmrun.core.failure import is_echo
 from tmrun.core.membership import Job, natural
 from tmrun.core.model import (
     Done,
     Doubt,
+    End,
     Host,
     Incarnation,
+    JobState,
     Kind,
     Machine,
     Migration,
@@ -51,6 +54,9 @@ MAX_RECORDED = 8
 
 EXIT_LOST = 76
 """What a worker ends with that lost its agent, or the sender of the state it was to take over: a machine's failure, not the program's."""
+
+
+SIGTERM = 15
 
 
 class Purpose(str, Enum):
@@ -246,10 +252,11 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the workers; ``gently``: with a signal and a grace period first."""
+    """End the workers; ``gently``: with this signal and a grace period first."""
 
     reason: str
     gently: bool = False
+    signal: int = SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +410,7 @@ def reconcile(node: Node, job: Job) -> Effect | None:
     if group.gone:
         return _ended_well(node, job, group)
     if group.purpose is Purpose.ACTIVE and group.generation < job.map.generation:
-        return Kill(f"restart as generation {job.map.generation}")
+        return Kill(f"restart as generation {job.map.generation}", gently=not group.joined)
     if group.purpose is Purpose.STANDBY and _seated_unprepared(node, job, group, job.map):
         return Kill(f"epoch {job.map.epoch} gives this node ranks that these workers are not prepared for")
     return _migration(node, job, group) or (_active if group.purpose is Purpose.ACTIVE else _standby)(node, job, group, job.map)
@@ -420,8 +427,14 @@ def _seated_unprepared(node: Node, job: Job, group: Group, current: RankMap) -> 
 def _wind_down(node: Node, job: Job) -> Effect | None:
     assert job.end is not None
     if node.group is not None and not node.group.gone:
-        return None if node.group.killed else Kill(f"job {job.end.state.value}", gently=True)
+        return None if node.group.killed else Kill(f"job {job.end.state.value}", gently=True, signal=_stop_signal(job.end))
     return Quit(job.end.exit_code, f"job {job.end.state.value}: {job.end.reason}")
+
+
+def _stop_signal(end: End) -> int:
+    """What stopped the job is passed on to its workers, as by torchrun."""
+    number = end.exit_code - 128
+    return number if end.state is JobState.STOPPED and 0 < number < 32 else SIGTERM
 
 
 # -- no workers ---------------------------------------------------------------------------------------------------------------------
@@ -508,7 +521,7 @@ def rehearsed_first(spec: Spec) -> range:
 # -- workers that ended -------------------------------------------------------------------------------------------------------------
 def _ended_badly(node: Node, job: Job, group: Group) -> Effect | None:
     if not group.gone:
-        return None if group.killed else Kill("a worker of this node failed")
+        return None if group.killed else Kill("a worker of this node failed", gently=not group.joined)
     held = job.runs.get(group.slot)
     mine = held is not None and held.value.incarnation == node.me.incarnation
     if group.purpose is Purpose.STANDBY or not mine:
@@ -525,14 +538,16 @@ def _ended_badly(node: Node, job: Job, group: Group) -> Effect | None:
 
 def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     assert job.spec is not None and job.map is not None
-    local, code = next(((r, c) for r, c in group.exits.items() if c), (0, 1))
+    ended = {r: c for r, c in group.exits.items() if c}
+    local, code = next(((r, c) for r, c in ended.items() if not is_echo(c, group.errors.get(r, ""), ())), next(iter(ended.items()), (0, 1)))
     text = group.errors.get(local) or (f"killed by signal {code - 128}" if code > 128 else f"exit code {code}")
     order = job.replacement(node.me.host)
     if order is not None:
         code, text = KILLED, f"replaced by an operator ({order.reason})"
     rank = job.spec.ranks(group.slot)[local]
     software = code < 128 and code != EXIT_LOST
-    return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software)
+    echo = software and is_echo(code, text, ())
+    return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software, echo)
 
 
 def _ended_well(node: Node, job: Job, group: Group) -> Effect:

@@ -30,7 +30,8 @@ def standby_count(text: str, nnodes: int) -> int:
 
 
 def first_seats(job: Job) -> tuple[Seat, ...]:
-    """Seats of the first map, or of a restart: whoever holds a slot and lives keeps it, the rest go to free hosts in natural order.
+    """Seats of the first map, or of a restart: whoever holds a slot and lives keeps it, then hosts get the slot
+    that they asked for (``--node-rank``), the rest go to free hosts in natural order.
 
     Shorter than nnodes when there are too few hosts.
     """
@@ -40,6 +41,11 @@ def first_seats(job: Job) -> tuple[Seat, ...]:
         kept = [job.members[s.host].value.seat if s.host in job.members and not job.draining(s.host) else None for s in job.map.seats]
     taken = {s.host for s in kept if s}
     free = [m.seat for m in _eligible(job, warm_only=False) if m.host not in taken]
+    asked = {m.node_rank: m.seat for m in reversed(_eligible(job, warm_only=False)) if m.seat in free}
+    for slot, seat in enumerate(kept):
+        if seat is None and slot in asked:
+            kept[slot] = asked[slot]
+            free.remove(asked[slot])
     for slot, seat in enumerate(kept):
         if seat is None and free:
             kept[slot] = free.pop(0)

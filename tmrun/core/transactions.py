@@ -126,8 +126,8 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program
     assert job.open_migration is None
     epoch = job.epoch + 1
     last = job.head.value.last if job.head else 0
-    master = job.members[seats[0].host].value.address
-    new = RankMap(epoch, kind, seats, generation=epoch, reason=reason, program=program, master=master)
+    master, port = _master(job, seats[0].host, job.restarts + (kind is Kind.RESTART))
+    new = RankMap(epoch, kind, seats, generation=epoch, reason=reason, program=program, master=master, master_port=port)
     ops = (
         Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, last))),
@@ -135,6 +135,12 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program
     lost = [old.host for old, new in zip(job.map.seats, seats, strict=True) if old != new] if job.map else []
     guards = (*_as_leader(job), _head_unchanged(job), _no_pause_since(job), *(_member_as_seen(job, h) for h in lost[:MAX_REPLACED]))
     return Txn(guards, ops, f"{kind.value} map of epoch {epoch}")
+
+
+def _master(job: Job, host: Host, restarts: int) -> tuple[str, int]:
+    """(MASTER_ADDR, MASTER_PORT) on slot 0's host: another port after each restart, so that no old worker meets a new one's keys."""
+    first = job.members[host].value
+    return first.address, first.ports[restarts % len(first.ports)] if first.ports else 0
 
 
 def propose(job: Job, kind: Kind, moves: tuple[Move, ...], op: str, reason: str) -> Txn:
@@ -183,10 +189,10 @@ def commit(job: Job, resume: Resume) -> Txn:
     seats = list(job.map.seats)
     for move in migration.moves:
         seats[move.slot] = move.joiner
-    master = job.members[seats[0].host].value.address if 0 in migration.slots else job.map.master
-    new = RankMap(
-        epoch, migration.kind, tuple(seats), job.map.generation, migration.id, migration.moves, resume, migration.reason, master=master
-    )
+    old, why = (job.map.master, job.map.master_port), migration.reason
+    master, port = _master(job, seats[0].host, job.restarts) if 0 in migration.slots else old
+    kept = job.map.generation
+    new = RankMap(epoch, migration.kind, tuple(seats), kept, migration.id, migration.moves, resume, why, master=master, master_port=port)
     guards: list[Guard] = [*_as_leader(job), _head_unchanged(job)]
     for move in migration.moves:
         guards += [_member_unchanged(job, move.joiner), *_leaver_guard(job, migration.kind, move)]

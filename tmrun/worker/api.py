@@ -139,6 +139,8 @@ def join(*, snapshot_every: int | None = None, on_role: Callable[[int], None] | 
             raise WorkerError(
                 f"join({name}=...): a {type(value).__name__} has no state_dict and load_state_dict; give it both or leave it out"
             )
+    if HOLDER.refused:
+        raise WorkerError(HOLDER.refused)
     if HOLDER.joined:
         raise WorkerError("tmrun.join was called twice; call it once, with everything that has to move")
     HOLDER.joined = True

@@ -1,8 +1,10 @@
-"""``python -m tmrun.worker.bootstrap [-m] script args...``: run a script as ``__main__`` in a process that tmrun can move.
+"""``python -u bootstrap.py [-m | --exec] target args...``: run a script as ``__main__``, as Python itself would, and end with our parent.
 
-In order: tie our life to our parent's, redirect a standby's output, connect to the agent, catch torch, run the script. A standby that is
-needed as another rank than it rehearsed runs the script again in the same, warm interpreter.
-May not know: anything about a script but how Python would run it.
+Started by its path, so that nothing of tmrun is imported: a script that never imports tmrun is left alone, torch and all. Its first
+``import tmrun`` makes the process one that can move (``activate``). A standby is activated before its script; when it is needed as another
+rank than it rehearsed, it runs the script again in the same, warm interpreter.
+``--exec`` becomes another program. An exception that ends the script is written to $TORCHELASTIC_ERROR_FILE, as ``@record`` would.
+May not know: anything about a script but how Python would run it. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -11,71 +13,160 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib.machinery
+import io
+import json
 import os
+import pkgutil
 import runpy
 import signal
 import sys
 import threading
+import time
+import traceback
+import types
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
-
-from tmrun import wire
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_ENV_PARENT, _ENV_WORKER, _ENV_ROLE = "TMRUN_PARENT_PID", "TMRUN_WORKER_PID", "TMRUN_WORKER_ROLE"  # of ``wire``, which would import tmrun
 
 
 def die_with_parent() -> None:
     """Be killed when the parent ends; end now if it already has."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    expected = os.environ.get(wire.ENV_PARENT)
+    expected = os.environ.get(_ENV_PARENT)
     if expected and os.getppid() != int(expected):
         os._exit(1)
 
 
-def main(arguments: list[str]) -> NoReturn:
-    """Never returns: the process ends with the script's exit code."""
+def main(arguments: list[str]) -> None:
+    """Does not return when the process was activated; else Python's ordinary end follows. Raises SystemExit."""
     die_with_parent()
-    from tmrun.worker import intercept, runtime
-    from tmrun.worker.current import HOLDER
-
+    if arguments[:1] == ["--exec"]:
+        become(arguments[1:])
     as_module = arguments[:1] == ["-m"]
     target, *rest = arguments[as_module:]
-    process = HOLDER.runtime = runtime.from_environment()
-    process.start()
-    intercept.install(process)
-    gc.freeze()  # what is imported by now stays: a collection between two runs of the script (half a second else) skips it
+    os.environ[_ENV_WORKER] = str(os.getpid())  # what ``import tmrun`` looks for; not in children, which inherit all the rest
+    bind_to_numa_node(os.environ.get("TMRUN_NUMA_BINDING"))
+    if os.environ.get(_ENV_ROLE) == "standby" or "tmrun" in sys.modules:
+        from tmrun.worker.activate import activate
+
+        activate()
     while True:
         code, rank = _run(target, rest, as_module)
+        if _holder() is None:
+            sys.exit(code)
         if rank is None:
             _end(code)
-        HOLDER.joined = False
-        process.become(rank)
-        gc.collect()
+        _again(rank)
+
+
+def become(command: list[str]) -> NoReturn:
+    """Be this program from now on; the tie to the parent stays."""
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"tmrun: cannot execute {command[0]!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(126 if isinstance(error, PermissionError) else 127)
+
+
+def bind_to_numa_node(mode: str | None) -> None:
+    """Run on the CPUs near the GPU of our local rank, as torch decides it (``torch.numa.binding``)."""
+    if not mode:
+        return
+    from torch.numa import binding
+
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+    binding._maybe_apply_numa_binding_to_current_process(gpu_index=int(os.environ["TMRUN_LOCAL_RANK"]), numa_options=options)
+
+
+def _holder() -> Any:
+    """The global of an activated process, else None."""
+    current = sys.modules.get("tmrun.worker.current")
+    return current.HOLDER if current is not None and current.HOLDER.runtime is not None else None
+
+
+def _again(rank: int) -> None:
+    holder = _holder()
+    holder.joined = False
+    holder.runtime.become(rank)
+    gc.collect()
 
 
 def _run(target: str, rest: list[str], as_module: bool) -> tuple[int, int | None]:
     """Exit code, and the rank as which to start again."""
-    from tmrun.worker.process import SoftRestart
-
     sys.argv = [target, *rest]
-    sys.path[0] = str(Path.cwd()) if as_module else str(Path(target).resolve().parent)
     try:
-        if as_module:
-            runpy.run_module(target, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(target, run_name="__main__")
-    except SoftRestart as restart:
-        return 0, restart.rank
+        _as_module(target) if as_module else _as_script(target)
     except SystemExit as leave:
         return _code_of(leave), None
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT, None
     except BaseException as error:
+        if (rank := getattr(error, "tmrun_restart_as", None)) is not None:
+            return 0, rank
         error.__traceback__ = _of_the_script(error.__traceback__)
+        _record(error)
         sys.excepthook(type(error), error, error.__traceback__)
-        return 1, None
+        return (128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1), None
     return 0, None
+
+
+def _as_module(name: str) -> None:
+    sys.path[0] = str(Path.cwd())
+    _fresh_main()
+    runpy._run_module_as_main(name, alter_argv=True)  # type: ignore[attr-defined]  # what ``python -m`` itself calls
+
+
+def _as_script(target: str) -> None:
+    path = os.path.abspath(target)  # noqa: PTH100  # as Python: symbolic links stay
+    module = _fresh_main()
+    if _has_main_inside(path):
+        sys.path[0] = target
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    sys.path[0] = str(Path(target).resolve().parent)
+    module.__file__ = path
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    exec(_compiled(path), module.__dict__)
+
+
+def _fresh_main() -> types.ModuleType:
+    """A ``__main__`` for the script; ours keeps its own namespace."""
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = __builtins__
+    return module
+
+
+def _has_main_inside(path: str) -> bool:
+    """A folder or a zip file with a ``__main__.py``."""
+    if path.endswith((".py", ".pyc")):
+        return False
+    if Path(path).is_dir():
+        return True
+    import zipfile
+
+    return zipfile.is_zipfile(path)
+
+
+def _compiled(path: str) -> Any:
+    with io.open_code(path) as file:
+        code = pkgutil.read_code(file)
+    if code is None:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    return code
+
+
+def _record(error: BaseException) -> None:
+    """Leave the error where torchrun's tools look for it, unless the script's ``@record`` already has."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or not isinstance(error, Exception) or Path(path).exists():
+        return
+    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}))
 
 
 def _code_of(leave: SystemExit) -> int:
@@ -89,11 +180,10 @@ def _code_of(leave: SystemExit) -> int:
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
     """Without the frames of runpy and this module, as if Python had run the script itself."""
-    own = (__file__, runpy.__file__)
     at = trace
-    while at is not None and (at.tb_frame.f_code.co_filename in own or "runpy" in at.tb_frame.f_code.co_filename):
+    while at is not None and (at.tb_frame.f_code.co_filename == __file__ or "runpy" in at.tb_frame.f_code.co_filename):
         at = at.tb_next
-    return at or trace
+    return at
 
 
 def _end(code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The one explicit global: this process's runtime, set by the bootstrap, and whether the script joined. Read by ``tmrun.join``."""
+"""The one explicit global: this process's runtime, set by ``activate``, and whether the script joined. Read by ``tmrun.join``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class Holder:
 
     runtime: Runtime | None = None
     joined: bool = False
+    refused: str = ""
+    """Why a tmrun worker cannot be moved; empty when it can."""
 
 
 HOLDER = Holder()

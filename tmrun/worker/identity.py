@@ -36,7 +36,7 @@ def from_environment() -> Identity:
         socket=_text(wire.ENV_SOCKET),
         standby=_text(wire.ENV_ROLE) == "standby",
         rank=_number("RANK"),
-        local_rank=_number("LOCAL_RANK"),
+        local_rank=_number(wire.ENV_LOCAL_RANK if wire.ENV_LOCAL_RANK in os.environ else "LOCAL_RANK"),
         world=_number("WORLD_SIZE"),
         local_world=_number("LOCAL_WORLD_SIZE"),
         epoch=_number(wire.ENV_EPOCH),

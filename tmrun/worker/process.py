@@ -41,7 +41,7 @@ class SoftRestart(BaseException):
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
-        self.rank = rank
+        self.tmrun_restart_as = rank
 
 
 class StepLost(BaseException):

@@ -1,0 +1,118 @@
+"""What can be learnt of a worker that has just ended: its error file, its last words, whether the kernel took it for memory.
+
+May not know: the store, what follows.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tmrun.core.failure import is_echo
+from tmrun.core.model import Failure, Host
+from tmrun_agent.logs import WorkerOutput
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """``code`` as a shell shows it; ``summary`` is one line."""
+
+    pid: int
+    local_rank: int
+    code: int
+    time: float
+    signal: str = ""
+    """Name of the signal that ended it, if one did."""
+    summary: str = ""
+    message: str = ""
+    traceback: str = ""
+    tail: tuple[str, ...] = ()
+    log: str = ""
+    hint: str = ""
+
+
+def examine(pid: int, local_rank: int, code: int, output: WorkerOutput, kills_before: int) -> Death:
+    """``code`` as Popen gives it (negative for a signal), ``kills_before``: ``oom_kills()`` when the worker started."""
+    now = time.time()
+    if code == 0:
+        return Death(pid, local_rank, 0, now)
+    shell_code = code if code >= 0 else 128 - code
+    hint = memory_hint(shell_code, oom_kills() - kills_before)
+    message, stack, stamp = read_error(output.error_file)
+    how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    what = hint or message
+    summary = f"{how}: {what}" if what else how
+    name = signal_name(-code) if code < 0 else ""
+    return Death(pid, local_rank, shell_code, stamp or now, name, summary, message, stack, output.tail(), output.folder, hint)
+
+
+def failure(death: Death, host: Host, slot: int, rank: int, restarts: int) -> Failure:
+    """As people are told of it."""
+    return Failure(
+        host, slot, rank, death.local_rank, death.pid, death.code, death.time, death.signal, restarts, death.message, death.traceback,
+        death.tail, death.log, death.hint, is_echo(death.code, death.message, death.tail),
+    )  # fmt: skip
+
+
+def signal_name(number: int) -> str:
+    """9 -> SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def read_error(path: str) -> tuple[str, str, float]:
+    """(message, traceback, time) of a file as ``torch.distributed.elastic.multiprocessing.errors.record`` writes it; empty when none."""
+    try:
+        message: Any = json.loads(Path(path).read_text())["message"] if path else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", "", 0.0
+    if not isinstance(message, dict):
+        return str(message), "", 0.0
+    extra = message.get("extraInfo") or {}
+    try:
+        stamp = float(extra.get("timestamp") or 0)
+    except ValueError:
+        stamp = 0.0
+    return str(message.get("message", "")).partition("\n")[0], str(extra.get("py_callstack", "")), stamp
+
+
+def memory_hint(code: int, kills: int) -> str:
+    """Why a SIGKILL that nobody of ours sent may have come. ``kills``: by the kernel in our cgroup, since the worker started."""
+    if code != 128 + signal.SIGKILL:
+        return ""
+    if kills > 0:
+        return "out of memory, says this host's cgroup; give the job more memory, or less to each worker"
+    return "perhaps out of memory; `dmesg` on this host knows"
+
+
+def oom_kills(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """How many processes the kernel has killed for memory in our cgroup (v2 or v1), or in the container's; 0 where it is not told."""
+    try:
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        return 0
+    for _, controllers, path in lines:
+        files = {"": ("", "memory.events"), "memory": ("memory", "memory.oom_control")}.get(controllers)
+        if files is None:
+            continue
+        for folder in (root / files[0] / path.lstrip("/"), root / files[0]):
+            count = _counted(folder / files[1])
+            if count is not None:
+                return count
+    return 0
+
+
+def _counted(path: Path) -> int | None:
+    try:
+        fields = dict(line.split() for line in path.read_text().splitlines())
+        return int(fields["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,97 @@
+"""What is behind MASTER_ADDR:MASTER_PORT: a TCPStore, served by the agent that has slot 0, for scripts that bring their own rendezvous.
+
+The agent holds a few ports from its start, so that everybody knows them before any worker starts, and uses the next one after each
+restart of the job: a worker that is not dead yet must not find the store of its successors. The store itself is a process with torch
+in it, started at the first connection; it survives workers and ends with the agent. May not know: slots, what the store is used for.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+
+PORTS = 8
+
+
+@dataclass
+class MasterStore:
+    """Ports of this host for the job's TCPStores. ``wanted``: the first one's number, 0: any free ones."""
+
+    address: str
+    wanted: int = 0
+    _bound: list[socket.socket] = field(default_factory=list)
+    _start: int = -1
+    _serving: _Serving | None = None
+
+    def __post_init__(self) -> None:
+        first = _bind(self.address, self.wanted) if self.wanted else None
+        self._bound = [first] if first else [_bind(self.address, 0) for _ in range(PORTS)]
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """In the order of their use, over and over."""
+        return tuple(int(s.getsockname()[1]) for s in self._bound)
+
+    def open(self, port: int, start: int) -> None:
+        """Serve an empty store on one of the ports for this start of the workers, and no other any more."""
+        if start == self._start:
+            return
+        if self._serving is not None:
+            self._serving.end()
+        self._start = start
+        listener = next(s for s in self._bound if s.getsockname()[1] == port)
+        listener.listen(1024)
+        self._serving = _Serving(listener, self.address)
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self._serving is not None:
+            self._serving.end()
+        for bound in self._bound:
+            bound.close()
+
+
+class _Serving:
+    """One store. Its thread lives as long as the process it starts: the kernel ends a child with the *thread* that is its parent."""
+
+    def __init__(self, listener: socket.socket, address: str) -> None:
+        self._listener, self._address, self._wake = listener, address, os.eventfd(0)
+        self._thread = threading.Thread(target=self._run, name="master-port", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """The store is gone when this returns."""
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        ready, _, _ = select.select([self._listener.fileno(), self._wake], [], [])
+        if self._wake in ready:
+            return
+        fd, port = self._listener.fileno(), self._listener.getsockname()[1]
+        argv = [sys.executable, "-m", "tmrun_agent.tcp_store", str(fd), self._address, str(port), str(os.getpid())]
+        server = subprocess.Popen(argv, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True)
+        select.select([self._wake], [], [])
+        server.kill()
+        server.wait()
+
+
+def _bind(address: str, port: int) -> socket.socket:
+    """A bound socket; where the port or the address cannot be had, any port, on any address."""
+    family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    for target in (where, (address, 0), ("", 0)):
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        if port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind(target)
+            return bound
+        except OSError:
+            bound.close()
+    raise AssertionError(f"no port at all can be bound for {address}")

@@ -1,0 +1,65 @@
+"""A program that only lost a peer is not to blame while what happened to the peer may still be told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from test_breaker import TTL, Clock, _job, _seat
+
+from tmrun.core import node
+from tmrun.core.coordinator import DOUBT_SHARE
+from tmrun.core.membership import Job
+from tmrun.core.model import Trouble
+
+
+def job(*troubles: Trouble, gone: tuple[int, ...] = ()) -> Job:
+    made = _job(*gone)
+    runs = {i: replace(r, value=replace(r.value, joined=False)) for i, r in made.runs.items() if i not in {t.slot for t in troubles}}
+    assert made.spec is not None
+    spec = replace(made.spec, max_restarts=0)
+    return replace(made, spec=spec, troubles={t.slot: t for t in troubles}, runs=runs)
+
+
+def trouble(slot: int, text: str, code: int = 1, *, echo: bool = False) -> Trouble:
+    seat = _seat(slot)
+    return Trouble(slot, seat.host, seat.incarnation, 1, slot, code, text, software=code < 128, echo=echo)
+
+
+ECHO = trouble(0, "exit code 1: RuntimeError: Connection closed by peer", echo=True)
+WAIT = DOUBT_SHARE * TTL
+
+
+def test_an_echo_waits_for_its_cause_and_is_to_blame_without_one() -> None:
+    clock = Clock()
+    assert "for what happened to its peer" in clock.at(0, job(ECHO))
+    assert "for what happened to its peer" in clock.at(WAIT - 1, job(ECHO))
+    assert clock.at(WAIT, job(ECHO)) == "end job: failed"
+
+
+def test_the_programs_own_error_is_told_at_once() -> None:
+    clock = Clock()
+    clock.at(0, job(ECHO))
+    ends = clock.at(1, job(ECHO, trouble(5, "exit code 42: ValueError: mine", 42)))
+    assert ends == "end job: failed"
+    assert "n5 rank 5" in clock.reason
+
+
+def test_a_lost_machine_restarts_the_job_at_its_own_expense() -> None:
+    clock = Clock()
+    clock.at(0, job(ECHO))
+    assert clock.at(1, job(ECHO, trouble(5, "killed by SIGKILL", 137))) == "restart map of epoch 2"
+    assert clock.reason.startswith("n5 rank 5: killed by SIGKILL")
+    silent = Clock()
+    assert "presumed dead" in silent.at(0, job(ECHO, gone=(5,)))
+    assert silent.at(2 * TTL, job(ECHO, gone=(5,))) == "restart map of epoch 2"
+
+
+def test_a_node_names_the_worker_that_did_not_only_lose_a_peer() -> None:
+    whole = job()
+    group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7,), exits={0: 1}, errors={0: ECHO.text})
+    me = node.Node(_seat(0), 1, group)
+    assert node._first_failure(me, whole, group).echo
+    both = replace(group, pids=(7, 8), exits={1: 1, 0: 2}, errors={1: ECHO.text, 0: "exit code 2: ValueError"})
+    spec = replace(whole.spec, nproc=2) if whole.spec else None
+    first = node._first_failure(me, replace(whole, spec=spec), both)
+    assert (first.rank, first.exit_code, first.echo) == (0, 2, False)

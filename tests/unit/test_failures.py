@@ -1,0 +1,203 @@
+"""What a worker leaves behind when it ends, and which of many ends was the cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tmrun_agent import autopsy
+from tmrun_agent.logs import Logs, WorkerOutput
+from tmrun_agent.master import MasterStore
+from torch.distributed import TCPStore
+
+from tmrun.cli import failed
+from tmrun.core.failure import is_echo, root_cause
+from tmrun.core.model import Failure, Host
+from tmrun.core.streams import Output, Streams, prefix
+
+
+def failure(rank: int, at: float, *, code: int = 1, echo: bool = False, restarts: int = 0, **more: object) -> Failure:
+    return Failure(Host(f"n{rank}"), rank, rank, 0, 100 + rank, code, at, restarts=restarts, echo=echo, **more)  # type: ignore[arg-type]
+
+
+def test_the_cause_is_the_first_that_is_no_echo_of_the_last_attempt() -> None:
+    old, echo, cause, late = (
+        failure(3, 1.0),
+        failure(0, 5.0, echo=True, restarts=1),
+        failure(1, 6.0, restarts=1),
+        failure(2, 7.0, restarts=1),
+    )
+    assert root_cause([old, late, echo, cause]) is cause
+    assert root_cause([echo, failure(2, 6.0, echo=True, restarts=1)]) is echo
+
+
+def test_echoes() -> None:
+    assert is_echo(1, "RuntimeError: [../gloo/transport/tcp/pair.cc:1] Connection closed by peer [10.0.0.1]:1", ())
+    assert is_echo(1, "", ("Traceback", "DistBackendError: NCCL error: remote process exited or there was a network error"))
+    assert not is_echo(1, "ValueError: mine", ("Connection closed by peer, said a log line long before",))
+    assert not is_echo(137, "", ("Connection reset by peer",))
+
+
+def test_the_report_names_everything() -> None:
+    words = failed.report(
+        "train.py",
+        [
+            failure(7, 2.0, code=137, signal="SIGKILL", hint="out of memory", tail=("last words",), log="/logs/0"),
+            failure(1, 3.0, message="RuntimeError: Connection closed by peer", echo=True),
+        ],
+    )
+    for text in (
+        "train.py FAILED",
+        "n7",
+        "rank      : 7 (local_rank: 0)",
+        "137 (pid: 107) SIGKILL",
+        "out of memory",
+        "last words",
+        "/logs/0",
+    ):
+        assert text in words
+    assert words.index("Root cause") < words.index("n7") < words.index("Other failures (1)") < words.index("n1 rank 1")
+
+
+def test_the_error_file_of_the_launcher_is_torchruns(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    failed.leave_error_file([failure(1, 3.0, code=42, message="ValueError: mine", traceback="Traceback\n  mine")], str(path))
+    message = json.loads(path.read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("ValueError: mine", 42)
+    assert message["extraInfo"] == {"py_callstack": "Traceback\n  mine", "timestamp": "3"}
+    assert autopsy.read_error(str(path)) == ("ValueError: mine", "Traceback\n  mine", 3.0)
+    path.write_text('{"message": 3')
+    assert autopsy.read_error(str(path)) == ("", "", 0.0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_kills_for_memory_are_counted(tmp_path: Path, version: int) -> None:
+    membership = tmp_path / "cgroup"
+    folder = tmp_path / ("job" if version == 2 else "memory/job")
+    folder.mkdir(parents=True)
+    membership.write_text("0::/job\n" if version == 2 else "4:cpu:/x\n3:memory:/job\n")
+    events = folder / ("memory.events" if version == 2 else "memory.oom_control")
+    events.write_text("oom 2\noom_kill 2\n")
+    assert autopsy.oom_kills(tmp_path, membership) == 2
+    assert "says this host's cgroup" in autopsy.memory_hint(137, 1)
+    assert "dmesg" in autopsy.memory_hint(137, 0)
+    assert autopsy.memory_hint(1, 1) == ""
+    assert autopsy.oom_kills(tmp_path, tmp_path / "nothing") == 0
+
+
+# -- logs ---------------------------------------------------------------------------------------------------------------------------
+def write(output: WorkerOutput, out: str = "", err: str = "") -> None:
+    """As a worker would, and end."""
+    for descriptor, text in ((output.stdout, out), (output.stderr, err)):
+        if descriptor is not None:
+            os.write(descriptor, text.encode())
+    output.started()
+
+
+def logs(tmp_path: Path, wanted: Output) -> Logs:
+    return Logs(wanted, "job", "node1", tmp_path / "scratch", lambda _: None, lambda _: None)
+
+
+def test_files_have_torchruns_layout_and_are_never_overwritten(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    wanted = Output(str(tmp_path / "logs"), Streams(by_rank={1: 3}), Streams(by_rank={0: 1}), copies_out=("keep",))
+    ours = logs(tmp_path, wanted)
+    first, second = ours.open(0, [prefix("", "default", i, i, "n") for i in range(2)])
+    write(first, "one keep\ntwo\nhalf", "to the console")
+    write(second, "quiet\n", "error\n")
+    assert second.tail() == ("error",)
+    assert first.tail() == ("to the console",)
+    Path(first.error_file).write_text("{}")
+    again, _ = ours.open(0, ["[x]:", ""])
+    write(again, "three\n")
+    ours.close()
+    (run,) = (tmp_path / "logs").iterdir()
+    assert run.name.startswith("job_node1_")
+    files = {str(p.relative_to(run)): p.read_text() for p in run.rglob("*") if p.is_file()}
+    assert files == {
+        "attempt_0/0/stdout.log": "one keep\ntwo\nhalfthree\n",
+        "attempt_0/0/error.json": "{}",
+        "attempt_0/1/stdout.log": "quiet\n",
+        "attempt_0/1/stderr.log": "error\n",
+        "attempt_0/filtered_stdout.log": "[default0]:one keep\n",
+    }
+    assert again.error_file == str(run / "attempt_0/0/error.2.json")
+    assert capfd.readouterr().out == "[default0]:one keep\n[default0]:two\n[default0]:half\n[x]:three\n"
+
+
+def test_without_files_and_with_a_filter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ours = logs(tmp_path, Output("/dev/null", only=(1,)))
+    hidden, shown = ours.open(0, ["", ""])
+    assert (hidden.error_file, hidden.folder, shown.stdout) == ("", "", None)
+    write(hidden, "not seen", "the failing tail")
+    write(shown, err="seen\n")
+    assert hidden.tail() == ("the failing tail",)
+    assert shown.tail() == ("seen",)
+    ours.close()
+    assert capfd.readouterr() == ("", "seen\n")
+
+
+def test_a_folder_that_cannot_be_written_costs_the_logs_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").write_text("a file")
+    told: list[str] = []
+    moved: list[str] = []
+    ours = Logs(Output(str(tmp_path / "logs" / "deep"), tee=Streams(3)), "job", "node1", tmp_path, told.append, moved.append)
+    (output,) = ours.open(0, ["[x]:"])
+    write(output, err="seen\n")
+    ours.close()
+    assert moved == []
+    assert (output.stdout, output.error_file) == (None, "")
+    assert "node1: no logs can be written" in told[0]
+    assert capfd.readouterr().err == "seen\n"
+
+
+def test_the_prefix_has_a_template(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = prefix("${time} [${node}/${rank}.${local_rank} ${role_name}] ", "trainer", 1, 5, "node1")
+    ours = logs(tmp_path, Output(str(tmp_path), tee=Streams(2)))
+    (output,) = ours.open(0, [text])
+    write(output, err="words\n")
+    ours.close()
+    clock, rest = capfd.readouterr().err.split(" ", 1)
+    assert time.strptime(clock, "%H:%M:%S")
+    assert rest == "[node1/5.1 trainer] words\n"
+
+
+# -- the store behind MASTER_PORT ---------------------------------------------------------------------------------------------------
+def test_a_port_that_is_taken_is_no_obstacle() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        store = MasterStore("127.0.0.1", taken)
+        assert store.ports != (taken,)
+        assert len(store.ports) == 1
+        store.close()
+    wished = MasterStore("127.0.0.1", taken)
+    assert wished.ports == (taken,)
+    wished.close()
+
+
+def test_a_restart_finds_an_empty_store() -> None:
+    """A real TCPStore; what the last attempt wrote is gone, even on a port that had to stay the same."""
+    fixed = MasterStore("127.0.0.1", 0)
+    port = fixed.ports[0]
+    fixed.close()
+    store = MasterStore("127.0.0.1", port)
+    try:
+        store.open(port, 1)
+        assert _client(port).add("arrived", 1) == 1
+        assert _client(port).add("arrived", 1) == 2
+        store.open(port, 1)
+        assert _client(port).add("arrived", 1) == 3
+        store.open(port, 2)
+        assert _client(port).add("arrived", 1) == 1
+    finally:
+        store.close()
+
+
+def _client(port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, None, False, timedelta(seconds=100))

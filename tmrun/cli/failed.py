@@ -1,0 +1,74 @@
+"""The report of a failed job: the cause in full, the other failures in one line each; what torchrun prints, for all nodes, and more.
+
+May not know: which failure is the cause (``core.failure``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from tmrun.core import codec
+from tmrun.core.failure import error_file, root_cause
+from tmrun.core.keys import Keys
+from tmrun.core.model import Failure
+from tmrun.store.api import Store
+
+_WIDTH = 60
+
+
+def read(store: Store, keys: Keys) -> list[Failure]:
+    """All that agents told of workers' ends. Raises StoreError."""
+    return [codec.decode(Failure, kv.value) for kv in store.list(keys.failures).entries]
+
+
+def leave_error_file(failures: Sequence[Failure], path: str) -> None:
+    """The cause, for whoever started the launcher and reads $TORCHELASTIC_ERROR_FILE, as torchrun leaves it. Raises OSError."""
+    Path(path).write_text(json.dumps(error_file(root_cause(failures))))
+
+
+def report(title: str, failures: Sequence[Failure]) -> str:
+    """Text of several lines: the cause in full, the others in one line each."""
+    root = root_cause(failures)
+    others = sorted((f for f in failures if f is not root and f.restarts == root.restarts), key=lambda f: f.time)
+    again = f", after {root.restarts} restarts" if root.restarts else ""
+    lines = ["=" * _WIDTH, f"{title} FAILED{again}", "-" * _WIDTH, "Root cause (first observed failure):", *_block(root)]
+    if others:
+        lines += ["-" * _WIDTH, f"Other failures ({len(others)}):", *(_line(f) for f in others)]
+    return "\n".join([*lines, "=" * _WIDTH])
+
+
+def _block(failure: Failure) -> list[str]:
+    facts = {
+        "time": _clock(failure.time),
+        "host": failure.host,
+        "rank": f"{failure.rank} (local_rank: {failure.local_rank})",
+        "exitcode": f"{failure.exit_code} (pid: {failure.pid}){_signal(failure)}",
+        "hint": failure.hint,
+        "error": failure.message,
+        "logs": failure.log,
+    }
+    lines = [f"  {name:<9} : {value}" for name, value in facts.items() if value]
+    words = failure.traceback.splitlines() or list(failure.tail)
+    if words:
+        lines.append(f"  {'traceback' if failure.traceback else 'stderr'} :")
+        lines += [f"    {word}" for word in words]
+    return lines
+
+
+def _line(failure: Failure) -> str:
+    what = failure.message or failure.hint or (failure.tail[-1] if failure.tail else "")
+    return (
+        f"  {_clock(failure.time)} {failure.host} rank {failure.rank} (local_rank: {failure.local_rank}): "
+        f"exitcode {failure.exit_code}{_signal(failure)}{': ' + what if what else ''}"
+    )
+
+
+def _signal(failure: Failure) -> str:
+    return f" {failure.signal}" if failure.signal else ""
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="milliseconds")
