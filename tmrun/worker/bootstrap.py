@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import importlib.machinery
 import io
 import json
 import os
@@ -126,9 +125,7 @@ def _as_script(target: str) -> None:
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     sys.path[0] = str(Path(target).resolve().parent)
-    module.__file__ = path
-    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    exec(_compiled(path), module.__dict__)
+    runpy._run_code(_compiled(path), module.__dict__, None, "__main__", None, None, path)  # type: ignore[attr-defined]
 
 
 def _fresh_main() -> types.ModuleType:
