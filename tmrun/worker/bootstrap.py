@@ -121,7 +121,7 @@ def _as_script(target: str) -> None:
     path = os.path.abspath(target)  # noqa: PTH100  # as Python: symbolic links stay
     module = _fresh_main()
     if _has_main_inside(path):
-        sys.path[0] = target
+        sys.path[0] = path
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     sys.path[0] = str(Path(target).resolve().parent)

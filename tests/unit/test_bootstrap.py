@@ -1,0 +1,102 @@
+"""A script that never imports tmrun cannot tell the bootstrap from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from tmrun_agent.processes import _BOOTSTRAP
+
+BODY = """
+import atexit, os, pickle, sys, threading, time
+class Thing: pass
+def late():
+    time.sleep(0.2)
+    print("thread", pickle.loads(pickle.dumps(Thing())).__class__.__module__, sys.modules["__main__"] is not None)
+atexit.register(print, "atexit")
+threading.Thread(target=late).start()
+print(__name__, __spec__ is None, __package__, os.path.basename(__file__), os.path.isabs(__file__), sys.argv[1:], sys.path[0])
+print([m for m in sys.modules if m.startswith("tmrun")], annotations if "annotations" in globals() else None)
+"""
+SCRIPTS = {
+    "ends well": BODY,
+    "exits with a number": BODY + "sys.exit(7)",
+    "exits with words": "import sys; sys.exit('words')",
+    "raises": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise RuntimeError('outer') from e",
+    "cannot be parsed": "x = (",
+    "was interrupted": "raise KeyboardInterrupt",
+    "spawns itself": (
+        "import multiprocessing as mp, sys\n"
+        "def work(): sys.exit(5)\n"
+        "if __name__ == '__main__':\n"
+        "    p = mp.get_context('spawn').Process(target=work); p.start(); p.join(); print(p.exitcode)\n"
+    ),
+    "is not utf-8": "# -*- coding: latin-1 -*-\nprint(ascii('\xe9'))",
+}
+
+
+def both(folder: Path, *arguments: str, **env: str) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) under Python and under the bootstrap."""
+    answers = []
+    for how in ([sys.executable, "-u"], [sys.executable, "-u", _BOOTSTRAP]):
+        outer = {k: v for k, v in os.environ.items() if not k.startswith(("TMRUN_", "TORCHELASTIC_"))} | env
+        done = subprocess.run([*how, *arguments], cwd=folder, env=outer, text=True, capture_output=True, timeout=60, check=False)
+        answers.append((done.returncode, done.stdout, done.stderr))
+    return answers
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_a_script(tmp_path: Path, case: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPTS[case], encoding="latin-1")
+    python, ours = both(tmp_path, "script.py", "-m", "--", "a")
+    if case == "was interrupted":
+        python = (130, python[1], python[2])  # Python dies of the signal, which a shell shows as 130
+    assert ours == python
+
+
+@pytest.mark.parametrize("how", ["folder", "zip", "module", "package", "no module"])
+def test_other_programs(tmp_path: Path, how: str) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    for name in ("__init__.py", "__main__.py"):
+        (package / name).write_text(BODY if name == "__main__.py" else "")
+    (tmp_path / "alone.py").write_text(BODY)
+    with zipfile.ZipFile(tmp_path / "job.zip", "w") as archive:
+        archive.writestr("__main__.py", BODY)
+    words = {
+        "folder": ("package",),
+        "zip": ("job.zip",),
+        "module": ("-m", "alone"),
+        "package": ("-m", "package"),
+        "no module": ("-m", "nope"),
+    }
+    python, ours = both(tmp_path, *words[how], "a")
+    assert ours == python
+
+
+def test_the_error_file(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("raise ValueError('mine')")
+    both(tmp_path, "script.py", TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
+    message = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert message["message"] == "ValueError: mine"
+    assert message["extraInfo"]["py_callstack"].splitlines()[-1] == "ValueError: mine"
+    assert re.fullmatch(r"\d+", message["extraInfo"]["timestamp"])
+    (tmp_path / "error.json").write_text("written by @record")
+    both(tmp_path, "script.py", TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
+    assert (tmp_path / "error.json").read_text() == "written by @record"
+
+
+def test_a_program_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/sh\necho program $1; exit 3\n")
+    (tmp_path / "job.sh").chmod(0o755)
+    run = [sys.executable, _BOOTSTRAP, "--exec"]
+    done = subprocess.run([*run, "./job.sh", "x"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (3, "program x\n")
+    done = subprocess.run([*run, "./nothing"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (127, "tmrun: cannot execute './nothing': No such file or directory\n")
