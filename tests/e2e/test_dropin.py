@@ -28,11 +28,13 @@ def main():
     for step in range(5):
         loss = model(torch.randn(2, 4)).pow(2).mean()
         optimizer.zero_grad(); loss.backward(); optimizer.step()
-        print("loss", dist.get_rank(), step, loss.item().hex(), flush=True)
+        sys.stdout.write(f"loss {dist.get_rank()} {step} {loss.item().hex()}\\n")  # in one piece
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     dist.barrier()
     rank0 = dist.get_rank() == 0
-    print("store", store.add("mine", 1) >= 1, dist.is_torchelastic_launched(), any(m.startswith("tmrun") for m in sys.modules), flush=True)
+    ours = any(m.startswith("tmrun") for m in sys.modules)
+    sys.stdout.write(f"store {store.add('mine', 1) >= 1} {dist.is_torchelastic_launched()} {ours}\\n")
+    dist.barrier()
     print("env", dict(os.environ), flush=True) if rank0 else None
     dist.destroy_process_group()
 
@@ -68,7 +70,7 @@ FAIL = """
 import os, subprocess, sys, time
 from pathlib import Path
 rank, restart = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("start", rank, restart, os.environ["TORCHELASTIC_MAX_RESTARTS"], sys.argv[1:], flush=True)
+sys.stdout.write(f"start {rank} {restart} {os.environ['TORCHELASTIC_MAX_RESTARTS']} {sys.argv[1:]}\\n")
 folder = Path(sys.argv[1])
 (folder / f"{rank}.{restart}").touch()
 while len(list(folder.glob(f"*.{restart}"))) < 4: time.sleep(0.05)
@@ -146,35 +148,14 @@ def test_signals_are_passed_on(lab: Lab, tmp_path: Path) -> None:
     assert launcher.poll() is None
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(60) == 130
-    assert lab.output().splitlines()[-1] == "tmrun: interrupted by SIGINT"
+    assert "tmrun: stopping the job; once more kills it" in lab.output()
 
 
-def test_ways_to_name_a_program(lab: Lab, tmp_path: Path) -> None:
-    """A program of its own, a module, a folder, a script that spawns processes of its own __main__."""
+def test_a_program_of_its_own(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("#!/bin/sh\necho program $RANK $1\nexit 3\n")
     (tmp_path / "job.sh").chmod(0o755)
     answer = lab.cli("--no-python", str(tmp_path / "job.sh"), "x${local_rank}")
     assert (answer.returncode, answer.stdout) == (3, "program 0 x0\n"), answer.stderr
-    folder = tmp_path / "package"
-    folder.mkdir()
-    text = (
-        "import multiprocessing as mp, os, sys\n"
-        "def work(): sys.exit(5)\n"
-        "if __name__ == '__main__':\n"
-        "    child = mp.get_context('spawn').Process(target=work); child.start(); child.join()\n"
-        "    print(child.exitcode, sys.argv[1:], __spec__ is None, os.path.basename(__file__)); sys.exit(child.exitcode)\n"
-    )
-    (folder / "__main__.py").write_text(text)
-    (folder / "__init__.py").touch()
-    for argv, plain in (
-        ((str(folder),), [sys.executable, str(folder)]),
-        (("-m", "package"), [sys.executable, "-m", "package"]),
-        ((str(folder / "__main__.py"),), [sys.executable, str(folder / "__main__.py")]),
-    ):
-        env = lab.environment(PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-        ours = [sys.executable, "-m", "tmrun", *argv, "a"]
-        answer, other = (subprocess.run(x, env=env, text=True, capture_output=True, check=False) for x in (ours, [*plain, "a"]))
-        assert (answer.returncode, answer.stdout) == (other.returncode, other.stdout) == (5, other.stdout), answer.stderr
 
 
 def test_ctrl_c_while_waiting(lab: Lab, tmp_path: Path) -> None:
@@ -223,7 +204,7 @@ optimizer, step = torch.optim.SGD(model.parameters(), 0.1), 0
 if path.exists():
     step, weights = torch.load(path)
     model.load_state_dict(weights)
-print("begins", dist.get_rank(), os.environ["GROUP_RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], step, flush=True)
+sys.stdout.write(f"begins {dist.get_rank()} {os.environ['GROUP_RANK']} {os.environ['TORCHELASTIC_RESTART_COUNT']} {step}\\n")
 while step < 30:
     torch.manual_seed(100 * step + dist.get_rank())
     loss = model(torch.randn(2, 4)).pow(2).mean()
@@ -233,7 +214,7 @@ while step < 30:
         torch.save((step, model.state_dict()), f"{path}.new"); os.replace(f"{path}.new", path)
     dist.barrier()
     while step == 5 and not path.with_name("go").exists(): time.sleep(0.05)
-print("final", dist.get_rank(), loss.item().hex(), flush=True)
+sys.stdout.write(f"final {dist.get_rank()} {loss.item().hex()}\\n")
 dist.destroy_process_group()
 """
 

@@ -59,6 +59,10 @@ def test_a_node_names_the_worker_that_did_not_only_lose_a_peer() -> None:
     group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7,), exits={0: 1}, errors={0: ECHO.text})
     me = node.Node(_seat(0), 1, group)
     assert node._first_failure(me, whole, group).echo
+    crashed = replace(group, exits={0: 139}, errors={})
+    assert node._first_failure(replace(me, group=crashed), whole, crashed).software, "restarted as often as --max-restarts allows"
+    assert not node._first_failure(me, whole, replace(crashed, joined=frozenset({0}))).software, "moved"
+    assert not node._first_failure(me, whole, replace(crashed, exits={0: 137})).software
     both = replace(group, pids=(7, 8), exits={1: 1, 0: 2}, errors={1: ECHO.text, 0: "exit code 2: ValueError"})
     spec = replace(whole.spec, nproc=2) if whole.spec else None
     first = node._first_failure(me, replace(whole, spec=spec), both)

@@ -133,13 +133,22 @@ def _decide(job: Job, timers: Timers, now: float) -> Decision:
 
 def _rendezvous(job: Job, spec: Spec, timers: Timers, now: float) -> Decision:
     seats = planner.first_seats(job)
-    if len(seats) < spec.nnodes:
-        return Decision(None, f"waiting for nodes: {len(seats)} of {spec.nnodes} are here")
-    waited = timers.since("enough", now)
-    if len(job.members) < spec.nnodes + spec.standby and waited < spec.join_wait_s:
-        return Decision(None, f"waiting {spec.join_wait_s - waited:.0f} s more for standbys")
+    missing = _missing(job, spec, timers, now)
+    if missing:
+        return Decision(None, missing)
     txn = transactions.start(job, seats, Kind.INITIAL, "launch")
     return Decision(txn, "enough nodes", "epoch 1: " + _seats_text(job.spec, seats))
+
+
+def _missing(job: Job, spec: Spec, timers: Timers, now: float) -> str:
+    """Who is waited for before the first start; empty: nobody."""
+    here = len(planner.first_seats(job))
+    if here < spec.nnodes:
+        return f"waiting for nodes: {here} of {spec.nnodes} are here"
+    waited = timers.since("enough", now)
+    if len(job.members) < spec.nnodes + spec.standby and waited < spec.join_wait_s:
+        return f"waiting {spec.join_wait_s - waited:.0f} s more for standbys"
+    return ""
 
 
 def _seats_text(spec: Spec | None, seats: tuple[Seat, ...]) -> str:
@@ -457,7 +466,7 @@ def job_state(job: Job) -> tuple[JobState, str]:
     if job.end:
         return job.end.state, job.end.reason
     if job.map is None or job.spec is None:
-        return JobState.RENDEZVOUS, _rendezvous(job, job.spec, Timers(), 0).reason if job.spec else "no job yet"
+        return JobState.RENDEZVOUS, (_missing(job, job.spec, Timers(), 0) or "all nodes are here") if job.spec else "no job yet"
     failed = _failed(job)
     if job.pause and not job.open_migration:
         return JobState.PAUSED, "; ".join([*(_what(job, i) for i in failed), held_back(job)])

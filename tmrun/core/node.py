@@ -57,6 +57,8 @@ EXIT_LOST = 76
 
 
 SIGTERM = 15
+_PROGRAM_SIGNALS = (4, 5, 6, 7, 8, 11)
+"""ILL, TRAP, ABRT, BUS, FPE, SEGV: the process did it itself."""
 
 
 class Purpose(str, Enum):
@@ -545,7 +547,8 @@ def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     if order is not None:
         code, text = KILLED, f"replaced by an operator ({order.reason})"
     rank = job.spec.ranks(group.slot)[local]
-    software = code < 128 and code != EXIT_LOST
+    crashed = code - 128 in _PROGRAM_SIGNALS and not group.joined  # what can only be restarted is restarted as often as it was allowed to
+    software = (code < 128 and code != EXIT_LOST) or crashed
     echo = software and is_echo(code, text, ())
     return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software, echo)
 
