@@ -148,6 +148,7 @@ ALONE: dict[str, tuple[str, ...]] = {
     "nothing": (),
     "standalone": ("--standalone", "--rdzv-endpoint", "elsewhere:1", "--rdzv-id", "x"),
     "a random port": ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+    "its standby too": ("--nnodes", "1", "--standby", "1"),
     "another master port": ("--master-port", "29507"),
     "a master address": ("--master-addr", "myhost", "--master_port=29507"),
 }
@@ -156,7 +157,7 @@ ALONE: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("case", ALONE)
 def test_one_node_is_alone(case: str) -> None:
     made = launch("--nproc-per-node", "2", *ALONE[case], "train.py")
-    assert (made.store.endpoints, made.where.local) == ((), 1)
+    assert (made.store.endpoints, made.where.local) == ((), 1 + made.spec.standby)
     assert made.where.master_port == (29507 if ("master" in case and "another" in case) or case == "a master address" else 0)
 
 

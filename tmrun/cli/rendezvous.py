@@ -42,7 +42,7 @@ class Meeting:
 
 
 def meeting(flags: Flags, nodes: int) -> Meeting:
-    """``nodes``: active and standby. Raises UsageError."""
+    """``nodes``: what --nnodes asks for at most; standbys beyond it may run on this machine too. Raises UsageError."""
     if flags.rdzv_backend not in ("static", "c10d", *_ETCD):
         raise UsageError(f"--rdzv-backend {flags.rdzv_backend!r}: use static, c10d, etcd or etcd-v2; others are plugins of torchrun")
     conf = parse_conf(flags.rdzv_conf)

@@ -54,7 +54,7 @@ def checked(flags: Flags, command_line: tuple[str, ...]) -> Launch:
     """The launch that the flags describe. Raises UsageError."""
     _check_script(flags, command_line)
     minimum, spares = sizes(flags)
-    meet = meeting(flags, (minimum or 1) + spares)
+    meet = meeting(flags, (minimum or 1) + (spares if flags.standby is None else 0))
     if flags.local_nodes and not meet.alone:
         raise UsageError("--local-nodes runs a whole job on this machine; it cannot be combined with --etcd or --rdzv-endpoint")
     if meet.etcd and not flags.job:
