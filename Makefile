@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SUITES ?= core
 BENCH := PYTHONPATH=. $(BIN)/python -m bench.compare
 
-.PHONY: demo test lint docs clean bench bench-all bench-growth bench-scale bench-documents
+.PHONY: demo test lint docs clean bench bench-all bench-growth bench-scale bench-standby bench-documents
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -42,6 +42,9 @@ bench-growth:
 bench-scale: $(STAMP)
 	$(BENCH) scale
 	$(BENCH) write
+
+bench-standby: $(STAMP)
+	$(BIN)/python bench/standby.py pauses
 
 bench-documents: $(STAMP)
 	$(BENCH) write

@@ -5,19 +5,20 @@ Time axes are logarithmic.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.compare import report
 from bench.compare.plan import EVENTS, STATES, SYSTEMS, TITLES
 from bench.compare.report import Cell, Row
+from tmrun.sim.svg import FAINT, GREY, Canvas, Scale, spread
 
-_LEFT, _WIDE, _LINE, _TOP = 270, 430, 18, 26
+_LEFT, _WIDE, _LINE, _TOP = 250, 430, 18, 30
 _TALL = 170
 """Of a panel of curves."""
 _LOW, _HIGH = 0.01, 200.0
+_TICKS = (0.01, 0.1, 1.0, 10.0, 100.0)
+_BAD = "#b00000"
 _COLOURS = {
     "torchrun": "#8a8a8a",
     "ft_launcher": "#76b900",
@@ -26,97 +27,86 @@ _COLOURS = {
     "tmrun-cold": "#6f9fd8",
     "tmrun": "#1f5fbf",
 }
+_CURVES = (("torchrun", "kill", ""), ("torchrun", "drain", "5,4"), ("tmrun", "kill", ""), ("tmrun", "drain", "5,4"))
 
 
 def downtime(rows: Sequence[Row], title: str) -> str:
     """All settings and events of a suite."""
-    panels: list[str] = []
-    y = 34
-    for setting in report.settings(rows):
-        here = report.select(rows, **setting)
-        for event in (e for e in EVENTS if report.select(here, event=e)):
-            text, height = _panel(report.select(here, event=event), f"{EVENTS[event]}: {report.setting_text(setting)}", y)
-            panels.append(text)
-            y += height
-    return _page(panels, title, y)
+    panels = [
+        (f"{EVENTS[event]}: {report.setting_text(setting)}", chosen)
+        for setting in report.settings(rows)
+        for event in EVENTS
+        if (chosen := report.select(rows, event=event, **setting))
+    ]
+    height = 34 + sum(_TOP + _LINE * len(_lines(chosen)) + 26 for _, chosen in panels)
+    canvas = Canvas(_LEFT + _WIDE + 120, height)
+    canvas.text(10, 20, title, size=14, bold=True)
+    top = 34.0
+    for heading, chosen in panels:
+        top = _panel(canvas, chosen, heading, top)
+    return canvas.render()
+
+
+def _lines(rows: Sequence[Row]) -> list[tuple[str, bool]]:
+    return [(s, t) for s in SYSTEMS for t in (True, False) if report.select(rows, system=s, tuned=t)]
+
+
+def _panel(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
+    """Draws it; where the next one begins."""
+    lines = _lines(rows)
+    across = Scale(_LOW, _HIGH, _LEFT, _LEFT + _WIDE, log=True)
+    floor = top + _TOP + _LINE * len(lines)
+    canvas.text(10, top + 16, title, bold=True)
+    for tick in _TICKS:
+        canvas.line(across(tick), top + _TOP, across(tick), floor, FAINT)
+        canvas.text(across(tick), floor + 14, f"{tick:g} s", size=10, fill=GREY, anchor="middle")
+    for number, (system, tuned) in enumerate(lines):
+        y = top + _TOP + _LINE * (number + 0.5)
+        canvas.text(_LEFT - 8, y + 4, f"{TITLES[system]}{'' if tuned else ' (defaults)'}", size=11, anchor="end")
+        _mark(canvas, report.cell(report.select(rows, system=system, tuned=tuned)), y, _COLOURS[system], across)
+    return floor + 26
+
+
+def _mark(canvas: Canvas, cell: Cell, y: float, colour: str, across: Scale) -> None:
+    if cell.median is None:
+        canvas.text(_LEFT + 6, y + 4, cell.text, size=11, fill=_BAD)
+        return
+    low, high = across(_shown(min(cell.downs))), across(_shown(max(cell.downs)))
+    canvas.line(low, y, high, y, colour, 3)
+    canvas.dot(across(_shown(cell.median)), y, colour, 4, tip=cell.text)
+    canvas.text(high + 8, y + 4, f"{report.seconds(cell.median)} s", size=11)
+
+
+def _shown(seconds: float) -> float:
+    return min(max(seconds, _LOW), _HIGH)
 
 
 def growth(rows: Sequence[Row], title: str) -> str:
-    """Downtime over the size of the state, and over the number of nodes: a line a system and event."""
+    """Downtime over the size of the state, and over the number of nodes: a curve a system and event."""
     states = [(s, {"nodes": 2, "state": s}) for s in STATES]
     nodes = [(f"{n} nodes", {"nodes": n, "state": "small"}) for n in sorted({r["trial"]["nodes"] for r in rows})]
-    return _page([_curves(rows, states, "state", 34), _curves(rows, nodes, "nodes", 34 + _TALL + 60)], title, 34 + 2 * (_TALL + 60))
+    canvas = Canvas(_WIDE + 260, 34 + 2 * (_TALL + 70))
+    canvas.text(10, 20, title, size=14, bold=True)
+    _curves(canvas, rows, states, "downtime over the state's size", 34)
+    _curves(canvas, rows, nodes, "downtime over the number of nodes", 34 + _TALL + 70)
+    return canvas.render()
 
 
-def _curves(rows: Sequence[Row], points: Sequence[tuple[str, Mapping[str, Any]]], name: str, top: int) -> str:
-    height: Callable[[float], float] = lambda seconds: round(top + 20 + _TALL * (1 - _share(seconds)), 1)  # noqa: E731
-    place = [round(60 + _WIDE * i / max(1, len(points) - 1), 1) for i in range(len(points))]
-    parts = [f'<text x="10" y="{top + 8}" font-weight="bold">downtime over {name}</text>']
-    for exponent in range(-2, 3):
-        y = height(10.0**exponent)
-        parts.append(f'<line x1="60" x2="{60 + _WIDE}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text x="54" y="{y + 4}" text-anchor="end" fill="#666">{10.0**exponent:g} s</text>')
-    parts += [
-        f'<text x="{x}" y="{top + _TALL + 36}" text-anchor="middle">{escape(label)}</text>'
-        for x, (label, _) in zip(place, points, strict=True)
-    ]
-    for system, event, dash in (("torchrun", "kill", ""), ("torchrun", "drain", "5,4"), ("tmrun", "kill", ""), ("tmrun", "drain", "5,4")):
+def _curves(canvas: Canvas, rows: Sequence[Row], points: Sequence[tuple[str, Mapping[str, Any]]], title: str, top: float) -> None:
+    up = Scale(_LOW, _HIGH, top + _TALL + 24, top + 24, log=True)
+    across = Scale(0, max(1, len(points) - 1), 60, 60 + _WIDE)
+    canvas.text(10, top + 12, title, bold=True)
+    for tick in _TICKS:
+        canvas.line(60, up(tick), 60 + _WIDE, up(tick), FAINT)
+        canvas.text(54, up(tick) + 4, f"{tick:g} s", size=10, fill=GREY, anchor="end")
+    for number, (label, _) in enumerate(points):
+        canvas.text(across(number), top + _TALL + 42, label, size=11, anchor="middle")
+    ends: list[tuple[str, float, float]] = []
+    for system, event, dash in _CURVES:
         cells = [report.cell(report.select(rows, system=system, event=event, tuned=True, **setting)) for _, setting in points]
-        dots = [(x, height(c.median)) for x, c in zip(place, cells, strict=True) if c.median is not None]
-        if not dots:
-            continue
-        path = " ".join(f"{x},{y}" for x, y in dots)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{_COLOURS[system]}" stroke-width="2" stroke-dasharray="{dash}"/>')
-        parts.append(f'<text x="{dots[-1][0] + 8}" y="{dots[-1][1] + 4}">{escape(f"{system}, {EVENTS[event]}")}</text>')
-    return "\n".join(parts)
-
-
-def _page(panels: Sequence[str], title: str, height: int) -> str:
-    width = _LEFT + _WIDE + 110
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
-            f'<rect width="{width}" height="{height}" fill="white"/>',
-            f'<text x="10" y="18" font-size="14" font-weight="bold">{escape(title)}</text>',
-            *panels,
-            "</svg>",
-            "",
-        ]
-    )
-
-
-def _panel(rows: Sequence[Row], title: str, top: int) -> tuple[str, int]:
-    lines = [(s, t) for s in SYSTEMS for t in (True, False) if report.select(rows, system=s, tuned=t)]
-    height = _TOP + _LINE * len(lines) + 26
-    floor = top + _TOP + _LINE * len(lines)
-    parts = [f'<text x="10" y="{top + 16}" font-weight="bold">{escape(title)}</text>']
-    for exponent in range(-2, 3):
-        x = _x(10.0**exponent)
-        parts.append(f'<line x1="{x}" x2="{x}" y1="{top + _TOP}" y2="{floor}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x}" y="{floor + 13}" text-anchor="middle" fill="#666">{10.0**exponent:g} s</text>')
-    for number, (system, tuned) in enumerate(lines):
-        y = top + _TOP + _LINE * number + _LINE // 2
-        name = f"{TITLES[system]}{'' if tuned else ' (defaults)'}"
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')
-        parts += _mark(report.cell(report.select(rows, system=system, tuned=tuned)), y, _COLOURS[system])
-    return "\n".join(parts), height
-
-
-def _mark(cell: Cell, y: int, colour: str) -> list[str]:
-    if cell.median is None:
-        return [f'<text x="{_LEFT + 6}" y="{y + 4}" fill="#b00000">{escape(cell.text)}</text>']
-    low, high, middle = _x(min(cell.downs)), _x(max(cell.downs)), _x(cell.median)
-    return [
-        f'<line x1="{low}" x2="{high}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>',
-        f'<circle cx="{middle}" cy="{y}" r="4" fill="{colour}"/>',
-        f'<text x="{high + 8}" y="{y + 4}">{report.seconds(cell.median)} s</text>',
-    ]
-
-
-def _x(value: float) -> float:
-    return round(_LEFT + _WIDE * _share(value), 1)
-
-
-def _share(value: float) -> float:
-    """Where on a logarithmic axis, 0 to 1."""
-    return (math.log10(min(max(value, _LOW), _HIGH)) - math.log10(_LOW)) / (math.log10(_HIGH) - math.log10(_LOW))
+        dots = [(across(i), up(_shown(c.median))) for i, c in enumerate(cells) if c.median is not None]
+        if dots:
+            canvas.curve(dots, _COLOURS[system], 2, dash)
+            ends.append((f"{system}, {EVENTS[event]}", *dots[-1]))
+    for (name, x, _), y in zip(ends, spread([y for _, _, y in ends], 13, top, top + _TALL + 30), strict=True):
+        canvas.text(x + 8, y + 4, name, size=11)
