@@ -19,7 +19,7 @@ def test_all_threads_there_and_back() -> None:
     mine = priority.Priority()
     try:
         mine.lower()
-        assert os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) == own + 10
+        assert os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) == own + priority._NICER
         mine.restore()
         assert os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) == own == os.getpriority(os.PRIO_PROCESS, 0)
     finally:
