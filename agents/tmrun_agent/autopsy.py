@@ -44,12 +44,12 @@ def examine(pid: int, local_rank: int, code: int, output: WorkerOutput, kills_be
         return Death(pid, local_rank, 0, now)
     shell_code = code if code >= 0 else 128 - code
     hint = memory_hint(shell_code, oom_kills() - kills_before)
-    message, stack, stamp = read_error(output.error_file)
+    message, stack, when = read_error(output.error_file)
     how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
     what = hint or message
     summary = f"{how}: {what}" if what else how
     name = signal_name(-code) if code < 0 else ""
-    return Death(pid, local_rank, shell_code, stamp or now, name, summary, message, stack, output.tail(), output.folder, hint)
+    return Death(pid, local_rank, shell_code, when or now, name, summary, message, stack, output.tail(), output.folder, hint)
 
 
 def failure(death: Death, host: Host, slot: int, rank: int, restarts: int) -> Failure:
@@ -69,19 +69,19 @@ def signal_name(number: int) -> str:
 
 
 def read_error(path: str) -> tuple[str, str, float]:
-    """(message, traceback, time) of a file as ``torch.distributed.elastic.multiprocessing.errors.record`` writes it; empty when none."""
+    """(message, traceback, when) of a file as ``torch.distributed.elastic.multiprocessing.errors.record`` writes it; empty when none.
+
+    The time is the file's own: what is written in it is cut to whole seconds.
+    """
     try:
+        when = Path(path).stat().st_mtime if path else 0.0
         message: Any = json.loads(Path(path).read_text())["message"] if path else ""
     except (OSError, ValueError, KeyError, TypeError):
         return "", "", 0.0
     if not isinstance(message, dict):
-        return str(message), "", 0.0
+        return str(message), "", when
     extra = message.get("extraInfo") or {}
-    try:
-        stamp = float(extra.get("timestamp") or 0)
-    except ValueError:
-        stamp = 0.0
-    return str(message.get("message", "")).partition("\n")[0], str(extra.get("py_callstack", "")), stamp
+    return str(message.get("message", "")).partition("\n")[0], str(extra.get("py_callstack", "")), when
 
 
 def memory_hint(code: int, kills: int) -> str:
