@@ -19,8 +19,9 @@ from tmrun.core.txn import Delete, KeyValue, Txn
 from tmrun.store.api import Changed, Resync, WatchEvent
 from tmrun.store.memory import MemoryWorld
 
-KEPT_MAPS = 2
-"""Maps of migrations that are kept: a job of weeks commits thousands, each as long as the job is wide."""
+KEPT_MAPS = 24
+"""Maps of migrations that are kept, for decisions that look back on the last failures: a job of weeks commits thousands, each as long as
+the job is wide."""
 FORGET_EVERY = 64
 """Epochs after which the decoder's cache, which keeps every map it has seen, is emptied."""
 _FOREVER = float("inf")
