@@ -56,10 +56,11 @@ def main() -> None:
         for name, method in (("begin", "begin"), ("vote", "before_update"), ("end", "end"), ("between", "_boundary")):
             timed(HOLDER.runtime, method, inside[name])
     run = tmrun.join(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
-    steps, before = [], time.perf_counter()
+    steps, begun, before = [], [], time.perf_counter()
     for step in run.steps(args.steps):
         with step:
             began = time.perf_counter()
+            begun.append(time.monotonic())
             inputs, targets = batches.next()
             loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
@@ -71,7 +72,7 @@ def main() -> None:
         steps.append(now - before)
         before = now
     if rank == 0:
-        args.out.write_text(json.dumps({"steps": steps, "inside": inside}))
+        args.out.write_text(json.dumps({"steps": steps, "began": begun, "inside": inside}))
     dist.barrier()
 
 

@@ -108,6 +108,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Receiving:
+    """A joiner has received so many bytes of its state (at most ~20 a second are sent)."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """My side of the migration is built.
 
@@ -276,13 +284,13 @@ class StoreReply:
 
 
 Message = (
-    Hello | Joined | Warm | Measured | Progress | Prepared | Refused | Suspect | Switched | Resumed | Left | Finished
+    Hello | Joined | Warm | Measured | Progress | Receiving | Prepared | Refused | Suspect | Switched | Resumed | Left | Finished
     | Prepare | Commit | Abort | StoreRequest | StoreReply
 )  # fmt: skip
 _TYPES: dict[str, type[Message]] = {
     t.__name__: t
     for t in (
-        Hello, Joined, Warm, Measured, Progress, Prepared, Refused, Suspect, Switched, Resumed, Left, Finished,
+        Hello, Joined, Warm, Measured, Progress, Receiving, Prepared, Refused, Suspect, Switched, Resumed, Left, Finished,
         Prepare, Commit, Abort, StoreRequest, StoreReply,
     )
 }  # fmt: skip

@@ -155,6 +155,10 @@ class Agent:
         match message:
             case wire.Progress(step, step_s):
                 self._progress(local, step, step_s)
+            case wire.Receiving(done, total):
+                spec = self.job().spec
+                if spec is not None:
+                    self.publisher.receiving(spec.ranks(group.slot)[local], done, total)
             case wire.Switched():
                 self._observe(core.WorkerJoined(local))
                 self._timing(local, message)

@@ -12,7 +12,7 @@ import time
 from tmrun.core.codec import encode
 from tmrun.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from tmrun.core.keys import Keys
-from tmrun.core.model import Event, Failure, Host, Progress, Timing
+from tmrun.core.model import Event, Failure, Host, Progress, Receiving, Timing
 from tmrun.core.story import EventKind
 from tmrun.store.api import Store
 
@@ -31,7 +31,8 @@ class Publisher:
         self._events = 0
         self._reason = ""
         self._progress: Progress | None = None
-        self._written: Progress | None = None
+        self._receiving = Receiving(host, {})
+        self._written: dict[str, Progress | Receiving] = {}
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
@@ -64,6 +65,10 @@ class Publisher:
         if newest is None or (newest.step, newest.step_s) != (step, step_s):
             self._progress = Progress(self._host, step, step_s, time.time())
 
+    def receiving(self, rank: int, done: int, total: int) -> None:
+        """Tell how much of its state a joiner has; only the newest counts."""
+        self._receiving = Receiving(self._host, {**self._receiving.ranks, rank: (done, total)})
+
     def close(self) -> None:
         """Write what is left and end the thread."""
         try:
@@ -91,9 +96,12 @@ class Publisher:
             self._write(*item)
 
     def _write_progress(self) -> None:
-        newest = self._progress
-        if newest is not None and newest != self._written and self._try(self._keys.progress(self._host), encode(newest)):
-            self._written = newest
+        self._write_newest(self._keys.progress(self._host), self._progress)
+        self._write_newest(self._keys.receiving(self._host), self._receiving if self._receiving.ranks else None)
+
+    def _write_newest(self, key: str, newest: Progress | Receiving | None) -> None:
+        if newest is not None and newest != self._written.get(key) and self._try(key, encode(newest)):
+            self._written[key] = newest
 
     def _write(self, key: str, value: str) -> None:
         while not self._try(key, value):

@@ -2,24 +2,31 @@
 
 Each step takes TEST_PACE_S seconds more, until the file TEST_FAST exists. TMRUN_TEST_KILL may name a death in forward or backward. When
 the file TEST_CUT appears, the rank that it names breaks all its TCP connections, once. With TEST_TAIL=1 every step communicates once more
-after optimizer.step(), before the scheduler steps. While the file TEST_SLOW_REHEARSAL exists, a
-rehearsed step takes 2 s of CPU more. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets`` for a bad one.
+after optimizer.step(), before the scheduler steps. While the file TEST_SLOW_REHEARSAL exists, a rehearsed step takes 2 s of CPU more.
+TEST_BETWEEN names communication after every step's block, where a rank may die at the point ``between``. At the end every rank writes a
+hash of its part of the parameters into the folder TEST_HASHES. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets``
+for a bad one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import runpy
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.checkpoint as checkpoint
 
 import tmrun
 from tmrun.worker import api, faults
+from tmrun.worker.state import local
 
 _PACE_S = float(os.environ.get("TEST_PACE_S", "0.02"))
 _FAST = Path(os.environ.get("TEST_FAST", "/nonexistent"))
@@ -27,6 +34,7 @@ _ON_ROLE: dict[str, Any] = {"none": {"on_role": None}, "forgets": {"on_role": la
     os.environ.get("TEST_ON_ROLE", ""), {}
 )
 _SLOW = Path(os.environ.get("TEST_SLOW_REHEARSAL", "/nonexistent"))
+_joined: dict[str, Any] = {}
 _CUT = Path(os.environ.get("TEST_CUT", "/nonexistent"))
 
 
@@ -45,6 +53,32 @@ def _burn(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
+
+
+def _save() -> None:
+    checkpoint.save({"model": _joined["model"].state_dict()}, checkpoint_id=Path("checkpoint"))
+
+
+_BETWEEN: dict[str, Any] = {
+    "all_reduce": lambda: dist.all_reduce(torch.ones(1)),
+    "functional": lambda: functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD).sum(),
+    "object": lambda: dist.all_gather_object([None] * dist.get_world_size(), 1),
+    "new_group": lambda: dist.destroy_process_group(dist.new_group()),
+    "save": _save,
+}
+
+
+def _communicate_between(run: tmrun.Run, what: str, fault: Any) -> None:
+    plain = run.steps
+
+    def steps(total: int) -> Iterator[tmrun.Step]:
+        for step in plain(total):
+            yield step
+            if fault is not None:
+                fault(int(step), "between")
+            _BETWEEN[what]()
+
+    run.steps = steps  # type: ignore[method-assign]
 
 
 def _join(**registered: Any) -> tmrun.Run:
@@ -66,6 +100,9 @@ def _join(**registered: Any) -> tmrun.Run:
             _cut_connections()
 
     registered["model"].register_forward_pre_hook(forward)
+    _joined.update(registered)
+    if between := os.environ.get("TEST_BETWEEN"):
+        _communicate_between(run, between, fault)
     if os.environ.get("TEST_TAIL"):
         scheduler = type(registered["schedule"])
         plain_step = scheduler.step
@@ -89,3 +126,8 @@ def _join(**registered: Any) -> tmrun.Run:
 tmrun.join = _join
 _SCRIPT = os.environ.get("TEST_SCRIPT", "gpt_ddp.py")
 runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / _SCRIPT), run_name="__main__")
+if "TEST_HASHES" in os.environ:
+    digest = hashlib.sha256()
+    for parameter in _joined["model"].parameters():
+        digest.update(local(parameter).contiguous().numpy().tobytes())
+    (Path(os.environ["TEST_HASHES"]) / os.environ["RANK"]).write_text(digest.hexdigest())

@@ -98,3 +98,14 @@ def test_the_leaver_dies_during_its_transfer(trials: Trials) -> None:
     assert drained.process.wait(DEADLINE_S) == 76, job.output()
     assert job.heal({1: joiner}) == stop
     trials.same(job)
+
+
+def test_the_leaver_hangs_in_its_transfer(trials: Trials) -> None:
+    """Nobody is told of it: it is no rank any more. The joiner gives up by itself, and is replaced from a replica."""
+    job = trials.make("ddp", 3, TMRUN_TEST_STALL_S="0.3")
+    drained, joiner = job.standby(1), job.standby(1)
+    stop = start_drain(job, drained)
+    assert drained.process.wait(DEADLINE_S) == 76, job.output()
+    kill(job.ranks[1])
+    assert job.heal({1: joiner}) == stop
+    trials.same(job)

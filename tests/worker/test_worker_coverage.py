@@ -18,7 +18,7 @@ from tmrun import wire
 from tmrun.worker.groups import ENV_SWITCH
 
 SCRIPT = Path(__file__).with_name("every_use.py")
-STEPS = 16
+STEPS = 26
 MUST = {
     "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_coalesced", "reduce_scatter",
     "reduce_scatter_tensor", "gather", "scatter", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "send_recv",
@@ -38,14 +38,16 @@ def job(request: pytest.FixtureRequest, tmp_path: Path, nursery: Nursery) -> Ite
 
 
 def test_every_use_before_and_after(job: Job) -> None:
-    """In the crash rank 1 dies in the middle of a step, before the compiled collective."""
-    leaver, victim = job.cluster.standby(2), job.cluster.standby(1)
+    """In the crashes ranks die in the middle of a step, before the compiled collective, object collectives, and saving."""
+    leaver, *victims = job.cluster.standby(2), job.cluster.standby(1), job.cluster.standby(3), job.cluster.standby(1)
     job.cluster.start()
     job.cluster.reach(2)
     drained = job.cluster.drain(2, leaver)
-    job.cluster.reach(drained + 2)
-    job.kill(1, "compiled")
-    healed = job.cluster.heal({1: victim})
+    healed = drained
+    for rank, case, victim in zip((1, 3, 1), ("compiled", "objects", "checkpoint"), victims, strict=True):
+        job.cluster.reach(healed + 2)
+        job.kill(rank, case)
+        healed = job.cluster.heal({rank: victim})
     assert 2 <= drained < healed < STEPS - 2
     job.cluster.finish()
     for rank in range(4):

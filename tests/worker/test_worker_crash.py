@@ -64,13 +64,28 @@ def test_a_collective_after_the_vote_fails(cluster: Make, same: Same) -> None:
     same(job, unlogged=((1, STEP),))
 
 
+@pytest.mark.parametrize("what", ["all_reduce", "functional", "object", "new_group", "save"])
+def test_communication_between_steps(cluster: Make, what: str) -> None:
+    """A successor could not take part in it: the script ends, and is told what to change."""
+    job = cluster(2, TMRUN_TEST_KILL=f"1:{STEP}:between", TEST_BETWEEN=what)
+    job.start(at_once=True)
+    job.died(1)
+    if what == "new_group":  # it waits in the store, where a death is not seen
+        job.ranks[0].channel.send(wire.Prepare(1, wire.Kind.FAILURE, 2, (1,), 0, 1))
+    assert job.ranks[0].process.wait(60) == 1, job.output()
+    assert "move this communication into the `with step:` block" in job.output()
+
+
 def test_two_at_once(cluster: Make, same: Same) -> None:
-    job = cluster(4, TMRUN_TEST_KILL=f"1:{STEP}:backward,2:{STEP}:backward")
+    """Each gets its state from both survivors, in parts."""
+    job = cluster(4, TMRUN_TEST_KILL=f"1:{STEP}:backward,2:{STEP}:backward", TMRUN_TEST_PART="16384")
     joiners = {1: job.standby(1), 2: job.standby(2)}
     job.start(at_once=True)
     for rank in joiners:
         job.died(rank)
     assert job.heal(joiners) == STEP
+    assert all(job.expect(job.ranks[r], wire.Switched, epoch=2).bytes > 10_000 for r in (0, 3))
+    assert job.expect(joiners[1], wire.Receiving).done > 0
     same(job)
 
 

@@ -42,3 +42,14 @@ def test_variants_drained(trials: Trials, variant: str) -> None:
 def test_eight(trials: Trials) -> None:
     """HSDP 2 x 4."""
     trials.kill("hsdp", 5, "backward", world=8)
+
+
+def test_a_whole_shard_group_moves(trials: Trials) -> None:
+    """Ranks 2 and 3 of HSDP 2 x 2 on one node: nobody who stays is in their group."""
+    job = trials.make("hsdp", TMRUN_TEST_KILL=f"2:{STEP}:backward,3:{STEP}:backward")
+    joiners = {rank: job.standby(rank) for rank in (2, 3)}
+    job.start()
+    for rank in joiners:
+        job.died(rank)
+    assert job.heal(joiners) == STEP
+    trials.same(job)

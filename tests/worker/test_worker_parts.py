@@ -158,6 +158,21 @@ class Counter:
         self.n = state["n"]
 
 
+def test_cut_connections_become_quiet(pair: Any) -> None:
+    """A collective that nobody else enters: blocked, then told of the cut; no thread of the communicator moves after that."""
+    ours = pair[0].connection
+    assert len(ours.threads) >= 3
+    work = pair[0].backend._allgather_base(torch.zeros(2), torch.zeros(1))
+    ours.abort()
+    with pytest.raises(RuntimeError, match="gloo"):
+        work.wait()
+    deadline = time.monotonic() + 30
+    while not ours.quiet():
+        assert time.monotonic() < deadline
+    spinning = comm_gloo.Connections(threads=frozenset({threading.get_native_id()}))
+    assert not spinning.quiet(), "the thread that asks is running"
+
+
 # -- board --------------------------------------------------------------------------------------------------------------------------
 def pending(number: int, kind: wire.Kind = wire.Kind.FAILURE) -> Pending:
     return Pending(wire.Prepare(number, kind, number + 1, (1,), 0, 1), 0.0)
@@ -239,6 +254,103 @@ def test_a_successor_becomes_its_source_in_place(pair: Any, source_steps: int, j
     joiner.put_objects(source.encoded_objects())
     assert joiner.objects["schedule"].state_dict() == source.objects["schedule"].state_dict()
     assert joiner.signature() == source.signature()
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 5], [(1 << 20) - 1] * 40, [3, 100 << 20, 7, 1 << 20, 64 << 20]])
+def test_parts_cover_every_byte_once(sizes: list[int]) -> None:
+    parts = list(transfer.parts_of(sizes, [n % 3 != 1 for n in range(len(sizes))]))
+    assert all(len({span.tensor % 3 == 1 for span in part}) == 1 for part in parts)
+    seen: dict[int, int] = dict.fromkeys(range(len(sizes)), 0)
+    for tensor, start, end in sorted(span for part in parts for span in part):
+        assert start == seen[tensor] < end
+        seen[tensor] = end
+    assert list(seen.values()) == sizes
+    assert all(sum(s.end - s.start for s in part) <= transfer.PART for part in parts)
+    assert all(len(part) == 1 or max(s.end - s.start for s in part) < 1 << 20 for part in parts)
+
+
+class Odd(torch.nn.Module):
+    """Large and small, in parts and whole, strided, of one byte, misaligned in its storage, empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = torch.randn(3_000_001)
+        for name, tensor in {
+            "huge": torch.randn(9_000_000),
+            "strided": torch.randn(1200, 900).t(),
+            "bytes": torch.randint(0, 255, (1_500_001,), dtype=torch.uint8),
+            "odd": shared[1:],
+            "small": torch.randn(3),
+            "empty": torch.empty(0),
+            "scalar": torch.tensor(2.5, dtype=torch.float64),
+        }.items():
+            self.register_buffer(name, tensor)
+
+
+def test_tensors_of_every_shape_arrive_in_place_and_are_told_of(pair: Any) -> None:
+    states = [State(modules={"odd": Odd()}), State(modules={"odd": Odd()})]
+    places = {k: t.data_ptr() for k, t in states[1].tensors()["odd"].items()}
+    told: list[tuple[int, int]] = []
+    (sent, _), (_, received, _) = together(
+        lambda: transfer.send_source(pair[0].backend, 1, states[0], {}),
+        lambda: transfer.receive_source(pair[1].backend, 0, states[1], told=lambda *progress: told.append(progress)),
+    )
+    assert equal(contents(states[0]), contents(states[1]))
+    assert {k: t.data_ptr() for k, t in states[1].tensors()["odd"].items()} == places
+    assert sent == received
+    assert len(told) > 3
+    assert told[-1][0] == told[-1][1] == sum(t.nbytes for t in states[0].tensors()["odd"].values()) + (-12 % 16) + (-8 % 16)
+
+
+@pytest.mark.parametrize("ring", [4], indirect=True)
+def test_several_sources_each_send_a_share(ring: list[comm.Communicator], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters and optimizer come from all, buffers from the first, though they differ."""
+    monkeypatch.setattr(transfer, "PART", 256)
+    monkeypatch.setattr(transfer, "_LARGE", 64)
+    torch.manual_seed(0)
+    states = [trained(2, width=40) for _ in range(4)]
+    for replica in states[1:3]:
+        transfer.unpack(replica, transfer.pack(states[0], {})[0])
+        replica.modules["net"].norm.running_mean.fill_(7)
+    sent = together(
+        lambda: transfer.send_source(ring[0].backend, 3, states[0], {}, sources=(0, 1, 2))[0],
+        lambda: transfer.send_share(ring[1].backend, 3, states[1], 3, 1),
+        lambda: transfer.send_share(ring[2].backend, 3, states[2], 3, 2),
+        lambda: transfer.receive_source(ring[3].backend, 0, states[3])[1],
+    )
+    assert sum(sent[:3]) == sent[3]
+    assert min(sent[1:3]) > 500
+    assert equal(contents(states[0]), contents(states[3]))
+
+
+def test_damage_on_the_way_is_noticed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = trained(1), trained(1)
+    sums, wire_digest = transfer._sums, []
+
+    def flipped(part: torch.Tensor) -> bytes:
+        wire_digest.append(part.numel())
+        if len(wire_digest) == 1:  # whoever sums first sees another bit
+            part = part.clone()
+            part[17] ^= 4
+        return sums(part)
+
+    monkeypatch.setattr(transfer, "_sums", flipped)
+    with pytest.raises(WorkerError, match="arrived damaged"):
+        together(
+            lambda: transfer.send_source(pair[0].backend, 1, source, {}),
+            lambda: transfer.receive_source(pair[1].backend, 0, target),
+        )
+
+
+@pytest.mark.parametrize("size", [1, 7, 8192, 8193, 100_000])
+def test_a_sum_sees_every_byte(size: int) -> None:
+    part = torch.randint(0, 255, (size,), dtype=torch.uint8)
+    before = transfer._sums(part)
+    for place in {0, size // 2, size - 1}:
+        part[place] ^= 1
+        assert transfer._sums(part) != before
+        part[place] ^= 1
+    assert transfer._sums(part) == before
 
 
 def test_another_layout_is_an_error_that_names_the_tensor() -> None:

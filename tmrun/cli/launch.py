@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tmrun import procs
-from tmrun.cli import failed, jobs, own_store, place, read
+from tmrun.cli import failed, jobs, own_store, place, read, switch
 from tmrun.cli.hooks import Hooks, Wanted
 from tmrun.config import AgentConfig
 from tmrun.core import codec, details, report, transactions
@@ -96,6 +96,7 @@ def launch(wanted: Launch) -> int:
         folder = jobs.make_runtime_dir(wanted.job)
         stack.callback(_start_sweeper(marker, folder))
         procs.adopt_orphans()
+        switch.build_beside(stack)
         own = own_store.provide(wanted.store, folder, stack, interrupts, wanted.join_timeout_s)
         store = open_store(own.access, STORE_DEADLINE_S)
         stack.callback(store.close)

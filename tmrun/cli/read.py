@@ -10,7 +10,7 @@ from typing import Any
 from tmrun.cli.jobs import Connection
 from tmrun.core import codec, details, report
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import Event, Progress, RankMap, Timing
+from tmrun.core.model import Event, Progress, RankMap, Receiving, Timing
 from tmrun.store.api import Changed, WatchEvent
 
 
@@ -42,10 +42,11 @@ def read_status(connection: Connection) -> dict[str, Any]:
     store, keys = connection.store, connection.keys
     job = fold(keys, store.list(keys.ctl).entries)
     progress = [codec.decode(Progress, kv.value) for kv in store.list(f"{keys.log}progress/").entries]
+    receiving = [codec.decode(Receiving, kv.value) for kv in store.list(f"{keys.log}receiving/").entries]
     told = store.get(keys.reason)
     timings = read_timings(connection, job.epoch)
     rows = report.history([job.map], timings, _nproc(job)) if job.map else []
-    return report.status(job, progress, rows, told.value if told else "", timings.get(job.epoch, ()), time.time())
+    return report.status(job, progress, rows, told.value if told else "", timings.get(job.epoch, ()), time.time(), receiving)
 
 
 def read_events(connection: Connection) -> list[dict[str, Any]]:

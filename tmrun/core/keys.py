@@ -172,6 +172,10 @@ class Keys:
         """How far a node is."""
         return f"{self.log}progress/{host}"
 
+    def receiving(self, host: str) -> str:
+        """How much state a node's joiners have received."""
+        return f"{self.log}receiving/{host}"
+
     def logs(self, host: str) -> str:
         """Folder on the host in which the output of its workers is, one folder a local rank."""
         return f"{self.log}folder/{host}"

@@ -467,6 +467,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Receiving:
+    """How much state a node's joiners have received: rank -> (bytes so far, bytes in all)."""
+
+    host: Host
+    ranks: dict[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """One worker's own account of a switch, seconds of its own clock; ``role`` is stayer or joiner."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tmrun.core import codec, coordinator, details
 from tmrun.core.membership import Job, known_hosts, node_state
-from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Timing
+from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Receiving, Timing
 
 API_VERSION = 1
 
@@ -22,14 +22,18 @@ def status(
     told: str = "",
     timings: Sequence[Timing] = (),
     now: float = 0.0,
+    receiving: Iterable[Receiving] = (),
 ) -> dict[str, Any]:
     """One screen. ``progress`` of all nodes, ``rows`` of ``history``, ``told``: the coordinator's own last words on what it waits for,
-    ``timings`` of the newest epoch, ``now``: the reader's wall clock, for ages."""
+    ``timings`` of the newest epoch, ``now``: the reader's wall clock, for ages, ``receiving``: state on its way."""
     state, reason = coordinator.job_state(job)
     if state in (JobState.RENDEZVOUS, JobState.MIGRATING, JobState.RECOVERING, JobState.WAITING):
         reason = told or reason
     steps = {p.host: p for p in progress}
-    nodes = [{**node_row(job, host), **details.node(job, host, steps.get(host), now)} for host in known_hosts(job)]
+    moving = {r.host: _received(r) for r in receiving}
+    nodes = [
+        {**node_row(job, host), **details.node(job, host, steps.get(host), now), "received": moving.get(host)} for host in known_hosts(job)
+    ]
     active = [steps[s.host] for s in (job.map.seats if job.map else ()) if s.host in steps]
     return {
         "api_version": API_VERSION,
@@ -56,6 +60,12 @@ def status(
         "nodes": nodes,
         "last": rows[-1] if rows else None,
     }
+
+
+def _received(receiving: Receiving) -> dict[str, int] | None:
+    """Of all ranks of a node, in bytes; None once everything arrived."""
+    done, total = (sum(n) for n in zip(*receiving.ranks.values(), strict=True))
+    return {"done": done, "total": total} if done < total else None
 
 
 def node_row(job: Job, host: Host) -> dict[str, Any]:

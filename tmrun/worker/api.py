@@ -6,7 +6,10 @@
 ...         train_one_step()
 
 A step either happens everywhere or nowhere: after a crash the block may run again, from the same random state and data position.
-Everything that belongs to a step (drawing the batch, forward, backward, the updates of optimizer and scheduler) sits in the block.
+Everything that belongs to a step (drawing the batch, forward, backward, the updates of optimizer and scheduler) sits in the block, and
+so does all communication (evaluation, a mean loss), best before the update: there it is run again, after the update it is skipped when a
+rank is lost, between two blocks it is an error then. The same number may come twice: ``committed`` tells which time it happened. After a
+loss that no replica covers, numbers go back to the last copy of the state, and steps that had happened come once more.
 Outside tmrun the loop is a plain range with the same checks. May not know: process groups, the agent.
 """
 
@@ -24,7 +27,11 @@ class Step(int):
 
     _engine: Engine
     committed: bool
-    """After the block: whether the step happened. False after a crash that undid it; the same number then comes again."""
+    """After the block: whether the step happened. False after a crash that undid it; the same number then comes again.
+
+    Where shards have no replica (``snapshot_every``), a step that had happened may be undone later, with all steps since the last copy:
+    it comes again, and is committed again, with bitwise the same results. What is written for a step should overwrite, or bear its number.
+    """
 
     def __new__(cls, number: int, engine: Engine) -> Step:
         """Made by ``Run.steps``."""

@@ -29,6 +29,8 @@ class Pending:
     commit: wire.Commit | None = None
     committed: float = 0.0
     gone: bool = False
+    reached: bool = False
+    """Whether the main thread has noticed."""
     refused: bool = False
 
     @property

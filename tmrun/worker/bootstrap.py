@@ -107,8 +107,16 @@ def _run(target: str, rest: list[str], as_module: bool) -> tuple[int, int | None
         error.__traceback__ = _of_the_script(error.__traceback__)
         _record(error)
         sys.excepthook(type(error), error, error.__traceback__)
+        _explain(error)
         return (128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1), None
     return 0, None
+
+
+def _explain(error: BaseException) -> None:
+    """What to change, if tmrun knows."""
+    holder = _holder()
+    if holder is not None and (hint := holder.runtime.explain(error)):
+        print(f"tmrun: {hint}", file=sys.stderr, flush=True)
 
 
 def _as_module(name: str) -> None:

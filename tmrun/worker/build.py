@@ -31,7 +31,6 @@ from tmrun.worker.groups import Group
 
 CONTROL = "tmrun.control"
 """Name under which the control group is reported and bootstrapped."""
-CONTROL_TIMEOUT = timedelta(days=1)
 _ENTER_TIMEOUT = timedelta(hours=1)
 
 
@@ -143,7 +142,7 @@ class Build:
         for group in self._to_build(store, candidates):
             self.built.groups[group.name] = self._build(store, group.kind, group.name, group.rank, len(group.ranks), group.timeout)
             self.built.ranks[group.name] = group.ranks
-        self.built.control = self._build(store, comm.CONTROL, CONTROL, rank, self.plan.world, CONTROL_TIMEOUT)
+        self.built.control = self._build(store, comm.CONTROL, CONTROL, rank, self.plan.world, comm.LONG)
         self.built.ranks[CONTROL] = tuple(range(self.plan.world))
         if self.plan.role is Role.JOINER and self.plan.prepare.kind is wire.Kind.DRAIN:
             self._connect_transfer(store, 1)
@@ -188,7 +187,7 @@ class Build:
             store.wait([self.plan.id_of(f"{name}/go")], _ENTER_TIMEOUT)
         else:
             store.set(self.plan.id_of(f"{name}/go"), "1")
-        self.built.transfer = self._build(store, comm.CONTROL, name, place, 2, CONTROL_TIMEOUT)
+        self.built.transfer = self._build(store, comm.CONTROL, name, place, 2, comm.LONG)
 
     def _build(self, store: AgentStore, kind: Kind, name: str, rank: int, size: int, timeout: timedelta) -> Communicator:
         return comm.build(kind, PrefixStore(self.plan.id_of(name), store), rank, size, timeout)

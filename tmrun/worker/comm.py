@@ -21,6 +21,9 @@ from torch._C._distributed_c10d import Store
 from tmrun.core.errors import WorkerError
 from tmrun.worker import comm_gloo
 
+LONG = timedelta(days=1)
+"""For waits that a peer may take any time to end; if it is lost, the connection is cut."""
+
 
 class Backend(Protocol):
     """What we call of a backend ourselves; torch's annotations leave these methods out."""
@@ -45,7 +48,13 @@ class Connection(Protocol):
         """Whether an abort can touch nothing else."""
 
     def abort(self) -> int:
-        """Wake every thread blocked in the communicator; it is unusable from then on. Returns how many links were cut."""
+        """Wake threads that are blocked in the communicator; it is unusable from then on. Returns how many links were cut."""
+
+    def close(self) -> int:
+        """Make sure that any further use fails; nobody should be using it any more. Returns how many links were cut."""
+
+    def quiet(self) -> bool:
+        """After ``abort``, takes a moment: whether no thread of it moves any more. What has not ended then never will."""
 
 
 @dataclass(eq=False)

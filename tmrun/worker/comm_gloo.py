@@ -1,12 +1,16 @@
 """Gloo communicators that can be built in the background and aborted.
 
 Gloo has no abort: a rank blocked on a peer that is frozen or unreachable stays blocked until the timeout. Shutting the group's TCP
-connections down from another thread wakes it at once with an error. Which connections belong to a group is found by comparing the
-process's sockets before and after its construction; a socket is remembered by descriptor *and* inode, for descriptors are reused.
-Listeners are never touched (gloo would call std::terminate), nor are unix sockets (the agent). Two constructions at the same time (user
-code makes a group while a migration is prepared) see each other's sockets: both are then marked as not ``certain``; they may be cut in a
-crash, where both are replaced, but not to tidy up. A TCP connection that user code itself opens on another thread during the few
-milliseconds of a construction would be taken for the group's.
+connections for reading, from another thread, lets gloo find their end, close them and tell whoever waits to receive. Not for writing as
+well: a send that meets a connection shut for writing before gloo has found its end is never told of it, and hangs until the timeout.
+The same happens to a send that was half done, or that meets a connection which a dying peer has just reset. So when nothing moves any
+more (``quiet``), what has not ended never will; the C++ switch then gives it up, without it the process has to end (``stuck``).
+
+Which connections belong to a group is found by comparing the process's sockets before and after its construction; a socket is remembered
+by descriptor *and* inode, for descriptors are reused. Listeners are never touched (gloo would call std::terminate), nor are unix sockets
+(the agent). Two constructions at the same time (user code makes a group while a migration is prepared) see each other's sockets: both
+are then marked as not ``certain``; they may be cut in a crash, where both are replaced, but not to tidy up. A TCP connection that user
+code itself opens on another thread during the few milliseconds of a construction would be taken for the group's.
 May not know: migrations, torch's process group objects.
 """
 
@@ -15,6 +19,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -26,20 +32,35 @@ from torch._C._distributed_c10d import Store
 Sockets = frozenset[tuple[int, str]]
 BUILD_TIMEOUT = timedelta(seconds=60)
 """How late a peer may be when communicators are built while training goes on."""
+_MOMENT_S = 0.05
 NAME = "gloo"
 SIGNS: tuple[str, ...] = ("gloo/", "Connection closed", "Connection reset", "Broken pipe", "Socket closed")
 
 
 @dataclass(frozen=True)
 class Connections:
-    """The sockets of one communicator. ``certain``: all of them are its own."""
+    """The sockets of one communicator, and its threads (by kernel id). ``certain``: all of them are its own."""
 
     sockets: Sockets = field(default_factory=frozenset)
     certain: bool = True
+    threads: frozenset[int] = frozenset()
 
     def abort(self) -> int:
-        """Shut them down, in both directions; whoever is blocked wakes up with an error. Returns how many were cut."""
-        return sum(_shut(descriptor, inode) for descriptor, inode in self.sockets)
+        """See ``comm.Connection``."""
+        return self._shut(socket.SHUT_RD)
+
+    def close(self) -> int:
+        """See ``comm.Connection``."""
+        return self._shut(socket.SHUT_RDWR)
+
+    def quiet(self) -> bool:
+        """Whether none of its threads runs or wants to, now and a moment later."""
+        before = cpu_times(self.threads)
+        time.sleep(_MOMENT_S)
+        return None not in before and before == cpu_times(self.threads)
+
+    def _shut(self, how: int) -> int:
+        return sum(_shut(descriptor, inode, how) for descriptor, inode in self.sockets)
 
 
 def build(store: Store, rank: int, size: int, timeout: timedelta) -> tuple[Any, Connections]:
@@ -72,16 +93,17 @@ class Opened:
                 for each in self._watching:
                     each._certain = False
             self._before = open_sockets()
+            self._threads = _threads()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self.made = Connections(open_sockets() - self._before, self._certain)
+            self.made = Connections(open_sockets() - self._before, self._certain, _threads() - self._threads)
             self._watching.discard(self)
 
     def abort(self) -> int:
         """Shut what has appeared until now."""
-        return Connections(open_sockets() - self._before).abort()
+        return Connections(open_sockets() - self._before).close()
 
 
 def open_sockets() -> Sockets:
@@ -97,7 +119,23 @@ def open_sockets() -> Sockets:
     return frozenset(found)
 
 
-def _shut(descriptor: int, inode: str) -> bool:
+def _threads() -> frozenset[int]:
+    return frozenset(int(task.name) for task in Path("/proc/self/task").iterdir())
+
+
+def cpu_times(threads: Iterable[int]) -> list[tuple[str, str] | None]:
+    """Of each thread that sleeps, what it has used so far; None for one that does not sleep."""
+    found: list[tuple[str, str] | None] = []
+    for thread in sorted(threads):
+        try:
+            state, *numbers = Path(f"/proc/self/task/{thread}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # it has ended
+        found.append((numbers[10], numbers[11]) if state == "S" else None)
+    return found
+
+
+def _shut(descriptor: int, inode: str, how: int) -> bool:
     try:
         duplicate = socket.socket(fileno=os.dup(descriptor))
     except OSError:
@@ -106,7 +144,7 @@ def _shut(descriptor: int, inode: str) -> bool:
         try:
             if str(Path(f"/proc/self/fd/{duplicate.fileno()}").readlink()) != inode or not _is_connection(duplicate):
                 return False
-            duplicate.shutdown(socket.SHUT_RDWR)
+            duplicate.shutdown(how)
         except OSError:
             return False
     return True

@@ -33,9 +33,7 @@ import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker.comm import Communicator, Connection, Kind
-
-ENV_SWITCH = "TMRUN_SWITCH"
-"""Which switch to use; see ``choose``."""
+from tmrun.worker.shim_cache import ENV_SWITCH
 
 
 class Switch(Protocol):
@@ -92,6 +90,9 @@ class Switching(Protocol):
 
     def fail(self, on: bool) -> None:
         """A rank was lost; or (False) the groups are whole again."""
+
+    def abandon(self) -> None:
+        """No operation that is still under way will ever end: let go whoever waits for one."""
 
 
 def choose() -> Switching:

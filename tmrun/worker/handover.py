@@ -1,9 +1,9 @@
 """What a successor is given, by whom, and how it takes it on.
 
     drain     the leaver sends everything, exactly as of the stop step, and goes once the joiner confirmed it
-    failure   a *source* (a replica) sends tensors and its own objects as of the start of ``target``; a *witness* of the lost rank sends
-              what that rank itself said in the vote of target - 1: random state, data position. The joiner is a witness itself from now
-              on: its wards send it what they said in that vote
+    failure   a *source* (a replica) sends its own objects and, with other replicas, tensors, as of the start of ``target``; a *witness* of
+              the lost rank sends what that rank itself said in the vote of target - 1: random state, data position. The joiner is a witness
+              itself from now on: its wards send it what they said in that vote
 
     rollback  a failure in which a shard was lost that has no replica: stayers go back to their own snapshots, a partner sends the lost one
 
@@ -25,17 +25,20 @@ from tmrun.worker.comm import Backend
 from tmrun.worker.process import SETTLED_STEPS, Counters, Process
 from tmrun.worker.state import objects_of, random_of
 
+MOST_SOURCES = 4
+"""Live replicas that send to one joiner at the same time."""
+
 
 def give_all(process: Process, backend: Backend, step: int) -> None:
     """A leaver's last duty; returns when the joiner has everything."""
     witnessed = {ward: process.ledger.said(ward, step - 1) for ward in process.wards}
-    _, digest = transfer.send_source(backend, 1, process.state, {**_everything(process, step), "witnessed": witnessed})
+    _, digest = transfer.send_source(backend, 1, process.state, {**_everything(process, step), "witnessed": witnessed}, transfer.STALL)
     transfer.await_acknowledgement(backend, 1, digest)
 
 
 def take_all(process: Process, backend: Backend) -> int:
     """The joiner's side of ``give_all``. Returns bytes received."""
-    tree, received, digest = transfer.receive_source(backend, 0, process.state)
+    tree, received, digest = transfer.receive_source(backend, 0, process.state, transfer.STALL, process.tell_transfer)
     process.state.put_objects(tree["objects"])
     transfer.acknowledge(backend, 0, digest)
     rng.restore(rng.decode(tree["rng"]))
@@ -60,10 +63,13 @@ def feed(process: Process, pending: Pending, commit: wire.Commit) -> int:
                     copy = process.snapshots.copy_of(joiner, commit.target)
                     sent += transfer.send_parcel(control.backend, joiner, copy, _agreed(process))[0]
                 continue
+            sources = _sources(process, joiner, source, pending.prepare.ranks)
             if source == process.rank:
                 own = objects_of(process.ledger.said(process.rank, voted))
                 tree = {**_common(process, commit.target), "objects": process.state.encoded_objects(), "voted": own}
-                sent += transfer.send_source(control.backend, joiner, process.state, tree)[0]
+                sent += transfer.send_source(control.backend, joiner, process.state, tree, sources=sources)[0]
+            elif process.rank in sources:
+                sent += transfer.send_share(control.backend, joiner, process.state, len(sources), sources.index(process.rank))
             if witness == process.rank:
                 sent += transfer.send_needs(control.backend, joiner, process.ledger.said(joiner, voted))
         if not commit.rollback:
@@ -75,12 +81,19 @@ def feed(process: Process, pending: Pending, commit: wire.Commit) -> int:
     return sent
 
 
+def _sources(process: Process, joiner: int, first: int, moved: tuple[int, ...]) -> tuple[int, ...]:
+    """Who sends a part of the joiner's tensors: the same answer on all stayers, for all know all signatures."""
+    stayers = tuple(r for r in range(process.world) if r not in moved)
+    others = [r for r in process.ledger.replicas(joiner, stayers) if r != first]
+    return (first, *others[: MOST_SOURCES - 1])
+
+
 def be_fed(process: Process, pending: Pending, commit: wire.Commit) -> int:
     """The joiner's side of ``feed``. Returns bytes received."""
     control = process.live.control
     assert control is not None
     source, witness = _origins(commit, process.rank)
-    tree, received, _ = transfer.receive_source(control.backend, source, process.state)
+    tree, received, _ = transfer.receive_source(control.backend, source, process.state, told=process.tell_transfer)
     _adopt(process, tree, since_reset=0)
     if commit.rollback:
         process.state.put_objects(tree["objects"])

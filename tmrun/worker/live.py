@@ -24,7 +24,7 @@ from tmrun.core.errors import WorkerError
 from tmrun.worker import comm
 from tmrun.worker.agent_store import AgentStore, SwitchStore
 from tmrun.worker.board import Board, Pending
-from tmrun.worker.build import CONTROL, CONTROL_TIMEOUT, Built
+from tmrun.worker.build import CONTROL, Built
 from tmrun.worker.comm import Communicator, Connection, Making
 from tmrun.worker.groups import Group, Groups, Switching, choose
 from tmrun.worker.identity import Identity
@@ -47,6 +47,7 @@ class Live:
     _anchors: list[AgentStore] = field(default_factory=list)
     _making: Making | None = None
     _lost: bool = False
+    _failures: int = 0
 
     def clear(self) -> None:
         """Forget everything (soft restart)."""
@@ -82,7 +83,7 @@ class Live:
     def connect_control(self) -> None:
         """Build the first control group."""
         store = PrefixStore(CONTROL, self._job_store())
-        self.control = comm.build(comm.CONTROL, store, self.who.rank, self.who.world, CONTROL_TIMEOUT)
+        self.control = comm.build(comm.CONTROL, store, self.who.rank, self.who.world, comm.LONG)
 
     @contextlib.contextmanager
     def making(self, name: str, backend: Any) -> Iterator[Making]:
@@ -152,6 +153,22 @@ class Live:
             if self._making is not None:
                 self._making.abort()
                 self._reopen_store()
+            self._failures += 1
+            threading.Thread(target=self._give_up, args=(self._failures,), name="tmrun-give-up", daemon=True).start()
+
+    def _give_up(self, failure: int) -> None:
+        """Some operations are never told that their connection was cut. When the cut communicators do not move any more, say so."""
+        with self.lock:
+            cut = [group.connection for group in self.groups if group.cut]
+            if self.control is not None:
+                cut.append(self.control.connection)
+        for connection in cut:
+            while not connection.quiet():
+                if self._failures != failure or not self._lost:
+                    return
+        with self.lock:
+            if self._failures == failure and self._lost:
+                self.switching.abandon()
 
     def _reopen_store(self) -> None:
         if self.base is None:
@@ -210,7 +227,7 @@ class Live:
         time.sleep(_RETIRE_S)
         for connection in [*old, *([control.connection] if control is not None else [])]:
             if connection.certain:
-                connection.abort()
+                connection.close()
         with self.lock:
             groups = list(self.groups)
         for group in groups:

@@ -12,6 +12,7 @@ import time
 from functools import partial
 
 from tmrun import wire
+from tmrun.worker import stuck
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Build, Plan, Role, Status
 from tmrun.worker.process import SETTLED_STEPS, Phase, Process
@@ -44,6 +45,7 @@ def _on_prepare(process: Process, pending: Pending) -> None:
     process.board.post(pending)
     if pending.failure:
         process.live.abort()
+        stuck.watch(process, pending)
     pending.build.start()
 
 

@@ -139,6 +139,11 @@ class Process:
         """Tell the agent which step begins."""
         self.link.send(wire.Progress(number, self.pace.step_s))
 
+    def tell_transfer(self, done: int, total: int) -> None:
+        """Tell the agent how much of our state has arrived."""
+        if self.pace.due() or done == total:
+            self.link.send(wire.Receiving(done, total))
+
     def is_communication(self, error: BaseException) -> bool:
         """Whether an error belongs to a lost connection. Once a failure is reported any does: bodies then run on garbage."""
         if isinstance(error, StepLost | VoteBroken | dist.DistBackendError | dist.DistNetworkError):

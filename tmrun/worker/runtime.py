@@ -12,9 +12,12 @@ Inside a step, what a lost connection means depends on the vote:
     before the vote passed, an error unwinds the block -> ``end`` parks, then redoes the step
     in the vote            -> parks right there, for the answer may be that somebody passed:
                               target = step + 1: *late commit*: groups are poisoned (collectives become no-ops), the update runs, the real
-                                                 groups come at the end of the block
+                                                 groups come at the next boundary
                               target = step:     ``StepLost`` unwinds the block, ``end`` redoes
     after the vote passed  -> the collective becomes a no-op (``collective``), the block finishes, the next boundary parks
+
+What the script runs between two blocks it runs once: nobody can make a successor, which begins with a block, take part in it. So a
+collective there that meets a failure is an error that says what to change; everything else there is done before the boundary.
 
 Between steps (``_boundary``): first a drain's agreed stop step, then a failure, then the end of the loop.
 May not know: etcd, who decides, other machines.
@@ -66,6 +69,7 @@ class _InStep:
     voted: bool = False
     late: Pending | None = None
     lost: Pending | None = None
+    told: bool = False
     group_count: int = field(default_factory=lambda: int(c10d._world.group_count))
 
 
@@ -87,6 +91,7 @@ class Runtime:
         self._entered = False
         self._next = 0
         self._stop: stayer.Stop | None = None
+        self._late: Pending | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------------------------
     @property
@@ -235,7 +240,10 @@ class Runtime:
         process = self._process
         while True:
             process.note_hidden()
-            if self._stop is not None and self._stop.step <= number:
+            if self._late is not None:
+                pending, self._late = self._late, None
+                stayer.carry_out(process, pending, None)
+            elif self._stop is not None and self._stop.step <= number:
                 pending, self._stop = self._stop.pending, None
                 process.live.settle()
                 stayer.stop_here(process, pending, number)
@@ -304,7 +312,7 @@ class Runtime:
             return True
         if current.late is not None and error is None:
             self._count(current.number)  # before the switch, which starts to wait for the first step *after* it
-            stayer.carry_out(self._process, current.late, None)
+            self._late = current.late
             return False
         if error is None or not (current.late or self._process.is_communication(error)):
             return False
@@ -428,16 +436,23 @@ class Runtime:
         live = self._process.live
         if live.groups.closed:
             live.groups.refuse_closed(args, kwargs)
+        if live.groups.poisoned and self._between_steps:
+            raise _between(dist.DistBackendError("Connection closed: a rank was lost"))
         if not (self.sandboxed or live.groups.poisoned or (self._open is not None and live.failing)):
             try:
                 return self._heard(original, args, kwargs)
             except RuntimeError as error:
-                if self._open is None or not self._process.is_communication(error):
+                if not self._process.is_communication(error):
+                    raise
+                if self._between_steps:
+                    raise _between(error) from error
+                if self._open is None:
                     raise
                 self._process.note_trouble(error)
                 if not self.in_tail:
                     raise
                 live.poison()
+        self._tell_skipped()
         if self._process.replay is not None:
             return self._process.replay.run(original, stand_in, args, kwargs)
         return (stand_in or original)(*args, **kwargs)
@@ -453,6 +468,24 @@ class Runtime:
         recorder = self._process.recorder
         return original(*args, **kwargs) if recorder is None else recorder.run(original, args, kwargs)
 
+    @property
+    def _between_steps(self) -> bool:
+        """Whether the script is in its loop, outside a step's block."""
+        return self._open is None and self._process.phase is Phase.LOOP and not self.sandboxed
+
+    def explain(self, error: BaseException) -> str:
+        """What to change, for an error that ends the script and did not come through ``collective``; empty if it explains itself."""
+        if not self._between_steps or isinstance(error, WorkerError) or not self._process.is_communication(error):
+            return ""
+        return str(_between(error))
+
+    def _tell_skipped(self) -> None:
+        if not self.in_tail or self._open is None or self._open.told:
+            return
+        self._open.told = True
+        what = f"tmrun: rank {self.rank}: a rank was lost after step {self._open.number} had counted"
+        print(f"{what}; communication in the rest of the step is skipped, what it reports there is not valid", file=sys.stderr, flush=True)
+
 
 def target_of(pending: Pending) -> int:
     """The step at which a committed migration goes on."""
@@ -463,6 +496,14 @@ def target_of(pending: Pending) -> int:
 def rolls_back(pending: Pending) -> bool:
     """Whether a committed migration goes back to a snapshot."""
     return pending.commit is not None and pending.commit.rollback
+
+
+def _between(error: BaseException) -> WorkerError:
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return WorkerError(
+        f"a rank was lost while the script communicated between two steps ({first[:120]}). A successor takes part in steps only: move this "
+        "communication into the `with step:` block, before optimizer.step(), where it is run again"
+    )
 
 
 def _half_step(number: int) -> WorkerError:

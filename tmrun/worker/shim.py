@@ -1,19 +1,19 @@
 """The C++ switch: compiled once, cached, loaded by name; and how a process group uses it.
 
-    build()   compiles csrc/shim.cpp (about a minute) unless the cache has it; ``python -m tmrun.worker.shim`` does the same. It belongs
-              before a job or beside one, never into a training process: several may call it, a file lock lets one compile.
-    load()    the compiled module, or None when the cache does not have it: then the process uses the slot.
+build()   compiles csrc/shim.cpp (about a minute) unless the cache has it; ``python -m tmrun.worker.shim`` does the same. It belongs
+          before a job or beside one, never into a training process: several may call it, a file lock lets one compile. The launcher
+          starts it in the background (``cli.switch``).
+load()    the compiled module, or None when the cache does not have it: then the process uses the slot.
 
-The cache is ``$XDG_CACHE_HOME/tmrun/shim`` (or ``~/.cache/...``), one folder for each version of torch, C++ ABI, Python and source.
-Beside the slot it has no limit of switches, frees old communicators, hides a lost connection from the body of a step, and knows which
-groups were idle when a rank was lost. From torch 2.14 on a Backend can be subclassed in Python, which would need no compiler.
-May not know: steps, migrations, the agent.
+Beside the slot it has no limit of switches, frees old communicators, hides a lost connection from the body of a step, lets go who waits
+for an operation that cannot end, and knows which groups were idle when a rank was lost. What torch itself registered for a group, its
+first communicator, stays registered as long as the group lives: one for each living group, whatever the number of switches.
+From torch 2.14 on a Backend can be subclassed in Python, which would need no compiler. May not know: steps, migrations, the agent.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.machinery
 import importlib.util
 import os
@@ -23,84 +23,87 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm
+from tmrun.worker import bootstrap, comm, shim_cache
 from tmrun.worker.groups import select
 
-_SOURCE = Path(__file__).with_name("csrc") / "shim.cpp"
-_NAME = "tmrun_shim"
 _GLOO = dist.ProcessGroup.BackendType.GLOO
 _TYPE = dist.ProcessGroup.BackendType(16)
-_FLAGS = ["-O1", "-g0", "-fvisibility=hidden"]
-
-
-def cached() -> Path:
-    """Where the compiled module of this torch, Python and source is or will be."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    abi = f"abi{int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
-    tag = hashlib.sha256(_SOURCE.read_bytes() + repr(_FLAGS).encode()).hexdigest()[:16]
-    folder = f"torch{torch.__version__}-{abi}-{sysconfig.get_config_var('SOABI')}-{tag}"
-    return root / "tmrun" / "shim" / folder / f"{_NAME}.so"
 
 
 def load() -> Any | None:
     """The compiled module if the cache has it; compiles nothing."""
-    if _NAME in sys.modules:
-        return sys.modules[_NAME]
-    path = cached()
+    if shim_cache.NAME in sys.modules:
+        return sys.modules[shim_cache.NAME]
+    path = shim_cache.path()
     if not path.exists():
         return None
-    spec = importlib.util.spec_from_file_location(_NAME, path, loader=importlib.machinery.ExtensionFileLoader(_NAME, str(path)))
+    try:
+        sys.modules[shim_cache.NAME] = _open(path)
+    except ImportError:  # compiled for another machine
+        return None
+    return sys.modules[shim_cache.NAME]
+
+
+def _open(path: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader(shim_cache.NAME, str(path))
+    spec = importlib.util.spec_from_file_location(shim_cache.NAME, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules[_NAME] = module
+    loader.exec_module(module)
     return module
 
 
 def build() -> Path:
     """Compile unless it is cached. Raises WorkerError, one line, when that cannot be done."""
-    path = cached()
+    path = shim_cache.path()
     if path.exists():
         return path
     compiler = os.environ.get("CXX", "c++")
-    for tool, what in ((compiler, "a C++ compiler"), ("ninja", "ninja")):
-        if shutil.which(tool) is None:
-            raise WorkerError(f"the C++ switch cannot be built: {what} ({tool}) is not installed; tmrun works without, see TMRUN_SWITCH")
+    if shutil.which(compiler) is None:
+        raise WorkerError(f"the C++ switch cannot be built: there is no compiler {compiler}; process groups are switched in Python")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for stale in path.parent.glob("build-*"):  # of a build that was killed
+            shutil.rmtree(stale, ignore_errors=True)
         if not path.exists():
-            _compile(path)
+            _compile(compiler, path)
     return path
 
 
-def _compile(path: Path) -> None:
+def _compile(compiler: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as work:
-        done = subprocess.run(
-            [sys.executable, "-m", "tmrun.worker.shim", "--into", work],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        made = Path(work) / path.name
+        done = subprocess.run(_command(compiler, made), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        log = path.with_suffix(".log")
+        try:
+            if not done.returncode:
+                _open(made)
+        except ImportError as error:
+            done.returncode, done.stdout = 1, f"{done.stdout}{error}\n"
         if done.returncode:
-            log = path.with_suffix(".log")
             log.write_text(done.stdout)
-            raise WorkerError(f"the C++ switch did not compile; tmrun works without, see TMRUN_SWITCH. The compiler's output: {log}")
-        (Path(work) / f"{_NAME}.so").replace(path)
+            raise WorkerError(f"the C++ switch did not compile, process groups are switched in Python; the compiler's output: {log}")
+        log.unlink(missing_ok=True)
+        made.replace(path)
 
 
-def _compile_into(work: str) -> None:
-    from torch.utils.cpp_extension import load as compile_and_load
+def _command(compiler: str, target: Path) -> list[str]:
+    from torch.utils import cpp_extension  # slow to import
 
-    compile_and_load(_NAME, [str(_SOURCE)], extra_cflags=_FLAGS, build_directory=work, with_cuda=False, verbose=True)
+    include = [f"-I{folder}" for folder in (*cpp_extension.include_paths(), sysconfig.get_path("include"))]
+    library = [flag for folder in cpp_extension.library_paths() for flag in (f"-L{folder}", f"-Wl,-rpath,{folder}")]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    names = ["-DTORCH_API_INCLUDE_EXTENSION_H", f"-DTORCH_EXTENSION_NAME={shim_cache.NAME}", abi]
+    flags = ["-std=c++20", "-fPIC", "-shared", *shim_cache.FLAGS, *names, *include]
+    return [compiler, *flags, str(shim_cache.SOURCE), "-o", str(target), *library, "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
 
 
 class ShimSwitch:
@@ -185,12 +188,24 @@ class ShimSwitching:
         """A rank was lost, or all is well again."""
         self._module.fail(on)
 
+    def abandon(self) -> None:
+        """Let go whoever waits for an operation that cannot end."""
+        self._module.abandon()
+
+
+def _beside() -> None:
+    """For the launcher's child: give way to training, end with the launcher."""
+    os.nice(19)
+    bootstrap.die_with_parent()
+
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--into"]:
-        _compile_into(sys.argv[2])
-    else:
-        try:
-            print(build())
-        except WorkerError as error:
-            sys.exit(str(error))
+    beside = sys.argv[1:2] == ["--beside"]
+    if beside:
+        _beside()
+    try:
+        built = build()
+    except WorkerError as error:
+        sys.exit(f"tmrun: {error}")
+    if not beside:
+        print(built)

@@ -102,3 +102,6 @@ class SlotSwitching:
 
     def fail(self, on: bool) -> None:
         """Cut connections are enough."""
+
+    def abandon(self) -> None:
+        """Nobody can be woken from here; ``stuck`` is what remains."""

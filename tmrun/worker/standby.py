@@ -29,11 +29,12 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     pending, phases = _await_commit(process)
     commit = pending.commit
     assert commit is not None
+    redirection.restore()  # before anything can go wrong that people have to see
     process.sandboxed, process.replay, process.recorder = False, None, coverage.FirstStep(replay)
     process.counters = Counters(SETTLED_STEPS)  # from here on another failure's Prepare is ours to answer, as a stayer
     process.live.publish()
     process.state.drop_gradients()
-    _name_own_groups(process, pending)
+    _name_own_groups(pending)
     phases["switch"] = process.live.install(pending, process.board)
     for model in process.state.ddps:
         sandbox.connect(model)
@@ -44,19 +45,18 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
         fence(f"rank {process.rank} could not receive its state: {error}")
     phases["state"] = time.monotonic() - began
     os.environ.pop(wire.ENV_REHEARSING, None)
-    redirection.restore()
     handover.restart_snapshots(process, commit.target)
     process.pace.switched(commit.epoch, redo=False)
     process.link.send(wire.Switched(commit.epoch, commit.target, phases, received))
     return commit.target
 
 
-def _name_own_groups(process: Process, pending: Pending) -> None:
-    """A group that has only us (a mesh dimension of size 1) is in nobody's vote, so the committed map cannot name it."""
+def _name_own_groups(pending: Pending) -> None:
+    """A group that has only joiners (one machine's share of a mesh) is in nobody's vote, so the committed map cannot name it."""
     assert pending.build is not None
     assert pending.commit is not None
     for name, ranks in pending.build.built.ranks.items():
-        if ranks == (process.rank,):
+        if set(ranks) <= set(pending.prepare.ranks):
             pending.commit.comm.setdefault(name, pending.build.plan.id_of(name))
 
 

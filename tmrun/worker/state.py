@@ -69,6 +69,10 @@ class State:
         found = {name: _module_tensors(module) for name, module in self.modules.items()}
         return {**found, **{name: _optimizer_tensors(optimizer) for name, optimizer in self.optimizers.items()}}
 
+    def is_shared(self, name: str, key: str) -> bool:
+        """Whether replicas hold the same: parameters and optimizers; buffers may differ until DDP next broadcasts them."""
+        return name in self.optimizers or any(key == parameter for parameter, _ in self.modules[name].named_parameters())
+
     def layout(self) -> Layout:
         """What ``tensors`` looks like."""
         return {n: [(k, tuple(t.shape), t.dtype, t.device.type) for k, t in owned.items()] for n, owned in self.tensors().items()}

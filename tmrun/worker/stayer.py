@@ -106,6 +106,7 @@ def _await_failure(process: Process) -> Pending:
             raise WorkerError(f"a communication error was not explained within {_UNEXPLAINED_S:g} s") from error
         pending = process.board.failure
         if pending is not None:
+            pending.reached = True
             return pending
 
 

@@ -36,7 +36,7 @@ import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import values
-from tmrun.worker.comm import Backend
+from tmrun.worker.comm import LONG, Backend
 
 _NUMBERS = struct.Struct("<8q")
 FIRST_CAPACITY = 1 << 15
@@ -153,23 +153,22 @@ class Poll:
         return tally
 
     def _once(self, ballot: Ballot, blob: bytes, hold: Callable[[int, bytes], None]) -> Tally:
-        for work, _ in self._sent:
-            work.wait()
-        self._sent = []
+        before, self._sent = self._sent, []
         tally = Tally.of(ballot, len(blob))
         message = _pack(tally) + (blob if len(blob) <= self.capacity else b"")
         for witness in self._witnesses:
             self._send(witness, message, _GIVE)
         for ward, (work, buffer) in self._given.items():
-            work.wait()
+            work.wait(LONG)
             theirs = _unpack(buffer)
             if theirs.longest <= self.capacity:
                 hold(ward, values.tensor_bytes(buffer[_NUMBERS.size : _NUMBERS.size + theirs.longest]))
             tally = tally.with_(theirs)
         for j, (work, buffer) in enumerate(self._heard):
             self._send((self._rank + (1 << j)) % self._world, _pack(tally), _SPREAD + j)
-            work.wait()
+            work.wait(LONG)
             tally = tally.with_(_unpack(buffer))
+        del before  # nobody waited for them, but this vote could not have passed before they arrived
         return tally
 
     def _send(self, to: int, message: bytes, tag: int) -> None:

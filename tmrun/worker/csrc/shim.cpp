@@ -9,16 +9,25 @@
 //
 // A lost connection in an open step makes the process failing by itself; Python reads the first message. The state belongs to the
 // process, not to a group. Each shim counts what it started and what completed, so that a group which was idle when a rank died can
-// keep its connections. May not know: steps, migrations, Python objects.
+// keep its connections.
+//
+// Nobody waits inside the inner backend: gloo can lose the error of an operation (a send that met a closed connection is never told), and
+// its waiter would hang until the operation's timeout. Waiters listen to ``abandon`` as well: Python calls it when a rank was lost, the
+// connections are cut, and no thread of the backend moves any more; what is still unfinished then never will be.
+// May not know: steps, migrations, Python objects.
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 
 #include <pybind11/chrono.h>
 
+#include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,6 +46,9 @@ struct State {
   int64_t swallowed = 0;
   std::string first;
   std::vector<std::string> signs;
+  std::condition_variable changed;  // an operation ended, or all were abandoned
+  int64_t abandoned = 0;            // how often
+  std::vector<std::weak_ptr<std::function<void()>>> to_abandon;
 };
 
 State& state() {
@@ -81,6 +93,70 @@ c10::intrusive_ptr<Future> new_future(const Tensors& tensors) {
   return c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()), devices);
 }
 
+const char* const LOST = "Connection closed: a rank was lost";
+
+std::exception_ptr lost() {
+  try {
+    TORCH_CHECK_WITH(DistBackendError, false, LOST);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+// The end of one operation: told by the backend, or given up.
+struct End {
+  bool told = false;
+  std::exception_ptr error;
+  int64_t begun = 0;  // state().abandoned then
+
+  static std::shared_ptr<End> begin() {
+    auto end = std::make_shared<End>();
+    std::lock_guard<std::mutex> guard(state().mutex);
+    end->begun = state().abandoned;
+    return end;
+  }
+  void tell(const std::exception_ptr& how) {
+    std::lock_guard<std::mutex> guard(state().mutex);
+    told = true;
+    error = how;
+    state().changed.notify_all();
+  }
+  // False: given up.
+  bool wait(std::chrono::milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(state().mutex);
+    auto over = [&] { return told || state().abandoned != begun; };
+    if (timeout == kNoTimeout)
+      state().changed.wait(lock, over);
+    else
+      TORCH_CHECK(state().changed.wait_for(lock, timeout, over), "Operation timed out!");
+    return told;
+  }
+};
+using EndPtr = std::shared_ptr<End>;
+using Abandon = std::shared_ptr<std::function<void()>>;
+
+// ``what`` is called at the next ``abandon``, unless the result is dropped before.
+Abandon on_abandon(std::function<void()> what) {
+  auto kept = std::make_shared<std::function<void()>>(std::move(what));
+  std::lock_guard<std::mutex> guard(state().mutex);
+  auto& all = state().to_abandon;
+  if (all.size() >= 64) all.erase(std::remove_if(all.begin(), all.end(), [](auto& each) { return each.expired(); }), all.end());
+  all.push_back(kept);
+  return kept;
+}
+
+void abandon() {
+  std::vector<std::weak_ptr<std::function<void()>>> all;
+  {
+    std::lock_guard<std::mutex> guard(state().mutex);
+    state().abandoned++;
+    all.swap(state().to_abandon);
+    state().changed.notify_all();
+  }
+  for (auto& each : all)
+    if (auto what = each.lock()) (*what)();
+}
+
 struct DoneWork : Work {
   Tensors tensors;
   explicit DoneWork(Tensors results) : tensors(std::move(results)) { finish(); }
@@ -98,9 +174,11 @@ struct DoneWork : Work {
 struct ForwardedWork : Work {
   WorkPtr inner;
   Tensors tensors;
-  CountsPtr counts;  // set if nothing else tells when the operation is complete
-  ForwardedWork(WorkPtr work, Tensors results, CountsPtr uncounted)
-      : inner(std::move(work)), tensors(std::move(results)), counts(std::move(uncounted)) {}
+  EndPtr end;  // not set for sends and receives, which are waited for by their own means
+  Abandon wake;
+  ForwardedWork(WorkPtr work, Tensors results, EndPtr told) : inner(std::move(work)), tensors(std::move(results)), end(std::move(told)) {
+    if (!end) wake = on_abandon([to = inner] { to->abort(); });
+  }
   bool isCompleted() override { return inner->isCompleted(); }
   bool isSuccess() const override { return inner->isSuccess(); }
   std::exception_ptr exception() const override { return inner->exception(); }
@@ -112,25 +190,31 @@ struct ForwardedWork : Work {
   void abort() override { inner->abort(); }
   bool wait(std::chrono::milliseconds timeout) override {
     try {
-      const bool done = inner->wait(timeout);
-      if (auto waited = std::exchange(counts, nullptr)) waited->completed++;
-      return done;
+      const bool done = end ? end->wait(timeout) : inner->wait(timeout);
+      TORCH_CHECK_WITH(DistBackendError, done, LOST);
+      if (end && end->error) std::rethrow_exception(end->error);
+      return true;
     } catch (const std::exception& error) {
-      if (auto waited = std::exchange(counts, nullptr)) waited->failed++;
       if (swallow(std::string(error.what()))) return true;
       throw;
     }
   }
   c10::intrusive_ptr<Future> getFuture() override {
     auto outer = new_future(tensors);
+    auto taken = std::make_shared<std::atomic_flag>();
+    auto fail = [outer, results = tensors](const std::exception_ptr& error) {
+      swallow(error) ? outer->markCompleted(c10::IValue(results)) : outer->setError(error);
+    };
+    wake = on_abandon([taken, fail] {
+      if (!taken->test_and_set()) fail(lost());
+    });
     inner->getFuture()->addCallback(
-        [outer, results = tensors](Future& done) {
-          if (!done.hasError())
-            outer->markCompleted(done.value(), done.storages());
-          else if (swallow(done.exception_ptr()))
-            outer->markCompleted(c10::IValue(results));
+        [outer, taken, fail, kept = wake](Future& done) {
+          if (taken->test_and_set()) return;
+          if (done.hasError())
+            fail(done.exception_ptr());
           else
-            outer->setError(done.exception_ptr());
+            outer->markCompleted(done.value(), done.storages());
         },
         false);
     return outer;
@@ -315,7 +399,7 @@ struct Shim : Backend {
     std::lock_guard<std::mutex> process(state().mutex);
     std::lock_guard<std::mutex> guard(mutex_);
     if (state().rehearsing || (state().failing && state().armed)) return false;
-    TORCH_CHECK_WITH(DistBackendError, !state().failing, "Connection closed: a rank was lost");
+    TORCH_CHECK_WITH(DistBackendError, !state().failing, LOST);
     TORCH_CHECK(closed_.empty(), closed_);
     TORCH_CHECK(inner_, "process group without a communicator");
     to = inner_;
@@ -323,20 +407,33 @@ struct Shim : Backend {
     (p2p ? counts->p2p : counts->started)++;
     return true;
   }
-  // Sends and receives are counted, not followed: ranks take different parts in them. gloo's reduce_scatter has no future; it is
-  // complete when somebody waited for it.
+  // Sends and receives are counted, not followed: ranks take different parts in them. gloo's reduce_scatter has no future, and does its
+  // last part in ``wait``: a thread of its own waits for it.
   WorkPtr follow(const WorkPtr& work, const Tensors& results, const CountsPtr& counts, bool p2p) {
-    CountsPtr uncounted;
-    if (!p2p) {
-      c10::intrusive_ptr<Future> future;
-      try {
-        future = work->getFuture();
-      } catch (const c10::Error&) {
-        uncounted = counts;
-      }
-      if (future) future->addCallback([counts](Future& done) { done.hasError() ? counts->failed++ : counts->completed++; }, false);
+    if (p2p) return c10::make_intrusive<ForwardedWork>(work, results, nullptr);
+    auto end = End::begin();
+    auto ended = [end, counts](const std::exception_ptr& error) {
+      error ? counts->failed++ : counts->completed++;
+      end->tell(error);
+    };
+    c10::intrusive_ptr<Future> future;
+    try {
+      future = work->getFuture();
+    } catch (const c10::Error&) {
     }
-    return c10::make_intrusive<ForwardedWork>(work, results, uncounted);
+    if (future)
+      future->addCallback([ended](Future& done) { ended(done.hasError() ? done.exception_ptr() : nullptr); }, false);
+    else
+      std::thread([work, ended] {
+        at::AutoDispatchBelowAutograd below;
+        try {
+          work->wait();
+          ended(nullptr);
+        } catch (...) {
+          ended(std::current_exception());
+        }
+      }).detach();
+    return c10::make_intrusive<ForwardedWork>(work, results, end);
   }
   void repeat(at::Tensor& out, const at::Tensor& in) const {
     for (auto& piece : out.reshape(-1).chunk(size_)) piece.copy_(in.reshape(-1));
@@ -387,6 +484,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     state().swallowed = 0;
     state().first.clear();
   });
+  module.def("abandon", &abandon, Free());
   module.def("failing", [] {
     std::lock_guard<std::mutex> guard(state().mutex);
     return state().failing;

@@ -1,0 +1,112 @@
+"""How fast a rank's state moves between two processes, against what a plain gloo send reaches between the same two, in turn.
+
+    python bench/transfer.py [--mb 256] [--repeats 7]
+
+Method: two processes, one gloo group, a model and its AdamW state of about ``--mb``. Plain: one 32 MiB tensor after the other, every
+receive posted before. State: what a joiner does, layout check, packing, checksums and copying in place included. The machine's loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tmrun.worker import comm, transfer
+from tmrun.worker.state import State
+
+
+def main() -> None:
+    """Run, print one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    results: Any = spawn.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="tmrun-transfer-") as folder:
+        ends = [spawn.Process(target=end, args=(rank, f"{folder}/store", args.mb, args.repeats, results)) for rank in (0, 1)]
+        for process in ends:
+            process.start()
+        size, plain, state = results.get()
+        for process in ends:
+            process.join()
+    rates = [size / statistics.median(times) / 1e9 for times in (plain, state)]
+    ratio = statistics.median(p / s for p, s in zip(plain, state, strict=True))
+    print(
+        f"{size / 1e6:.0f} MB, {args.repeats} in turn, {os.cpu_count()} cores: plain gloo {rates[0]:.2f} GB/s, "
+        f"state {rates[1]:.2f} GB/s, {100 * ratio:.0f} % of it"
+    )
+
+
+def end(rank: int, store: str, mb: int, repeats: int, results: Any) -> None:
+    """One of the two processes; rank 0 sends."""
+    torch.set_num_threads(1)
+    backend = comm.build(comm.CONTROL, dist.FileStore(store, 2), rank, 2, timedelta(minutes=5)).backend
+    state, size = training(mb)
+    pieces = [torch.ones(transfer.PART, dtype=torch.uint8) for _ in range(size // transfer.PART)]
+    plain, moved = [], []
+    for _ in range(repeats):
+        plain.append(timed(backend, rank, lambda: send_plain(backend, rank, pieces)) * size / (len(pieces) * transfer.PART))
+        moved.append(timed(backend, rank, lambda: move(backend, rank, state)))
+    if rank == 1:
+        results.put((size, plain, moved))
+    Path(store).touch()
+
+
+def training(mb: int) -> tuple[State, int]:
+    """A model after one step: a third each for parameters and AdamW's two averages, in large tensors and small ones."""
+    width = 1024
+    layers = max(1, mb * 1_000_000 // (3 * 4 * width * (width + 1)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = State()
+    state.register({"model": model, "optimizer": optimizer})
+    return state, sum(t.nbytes for owned in state.tensors().values() for t in owned.values())
+
+
+def timed(backend: comm.Backend, rank: int, call: Any) -> float:
+    """Seconds from when both are ready until both are done."""
+    meet(backend, rank)
+    began = time.perf_counter()
+    call()
+    meet(backend, rank)
+    return time.perf_counter() - began
+
+
+def meet(backend: comm.Backend, rank: int) -> None:
+    """A small message each way."""
+    token = torch.zeros(1)
+    (backend.send if rank else backend.recv)([token], 1 - rank, 1).wait()
+    (backend.recv if rank else backend.send)([token], 1 - rank, 2).wait()
+
+
+def send_plain(backend: comm.Backend, rank: int, pieces: list[torch.Tensor]) -> None:
+    """All pieces, none waited for before the last is under way."""
+    works = [(backend.recv if rank else backend.send)([piece], 1 - rank, 3) for piece in pieces]
+    for work in works:
+        work.wait()
+
+
+def move(backend: comm.Backend, rank: int, state: State) -> None:
+    """As a handover does."""
+    if rank:
+        transfer.receive_source(backend, 0, state)
+    else:
+        transfer.send_source(backend, 1, state, {})
+
+
+if __name__ == "__main__":
+    main()

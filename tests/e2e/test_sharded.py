@@ -1,0 +1,57 @@
+"""Sharded examples through the whole launcher: a drain, then a kill, and every parameter is bitwise that of torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from e2e_lab import DEADLINE_S, GPT, Lab, wait_for
+
+STEPS = 60
+NPROC = {"fsdp2": 1, "tp": 1, "pp": 1, "hsdp": 2}
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def under_torchrun(example: str, folder: Path) -> tuple[dict[str, str], list[str]]:
+    folder.mkdir()
+    environment = {**os.environ, "TEST_SCRIPT": f"{example}.py", "TEST_PACE_S": "0", "TEST_HASHES": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(2 * NPROC[example])]
+    done = subprocess.run(
+        [*command, str(GPT), "--steps", str(STEPS)], text=True, capture_output=True, timeout=DEADLINE_S, check=True, env=environment
+    )
+    return hashes(folder), done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("example", NPROC)
+def test_drained_then_killed(lab: Lab, example: str) -> None:
+    """HSDP has a replica of every shard; the others go back to copies in a partner's memory."""
+    expected, printed = under_torchrun(example, lab.folder / "expected")
+    (lab.folder / "hashes").mkdir()
+    lab.launch(
+        *("--local-nodes", "4", "--nnodes", "2", "--nproc-per-node", str(NPROC[example]), "--standby", "2"),
+        script_args=("--steps", str(STEPS)),
+        TEST_SCRIPT=f"{example}.py",
+        TEST_HASHES=str(lab.folder / "hashes"),
+        TEST_PACE_S="0.2" if example == "pp" else "0.8",
+        TMRUN_SNAPSHOT_EVERY="2",
+        OMP_NUM_THREADS="1",
+    )
+    before = lab.wait_warm(2)
+    assert lab.cli("drain", "node1").returncode == 0, lab.output()
+    drained = lab.status()
+    lab.trains(drained["step"] + 6)
+    os.kill(drained["nodes"][2]["pids"][0], signal.SIGKILL)
+    wait_for(f"the second migration\n{lab.output()}", lambda: len(lab.history()) == 3 and lab.history()[-1]["pause_s"] is not None)
+    rows = lab.history()
+    assert [(r["cause"], r["leaver"], r["joiner"]) for r in rows[1:]] == [("drain", "node1", "node2"), ("failure", "node2", "node3")]
+    assert lab.node("node0")["pids"] == before["nodes"][0]["pids"], "the stayers were restarted"
+    assert lab.finish() == 0
+    assert hashes(lab.folder / "hashes") == expected
+    assert list(dict.fromkeys(line for line in lab.output().splitlines() if line.startswith("step "))) == printed
