@@ -442,20 +442,23 @@ class Runtime:
             try:
                 return self._heard(original, args, kwargs)
             except RuntimeError as error:
-                if not self._process.is_communication(error):
-                    raise
-                if self._between_steps:
+                if self._between_steps and self._process.is_communication(error):
                     raise _between(error) from error
-                if self._open is None:
+                if not self._is_skipped(error):
                     raise
-                self._process.note_trouble(error)
-                if not self.in_tail:
-                    raise
-                live.poison()
         self._tell_skipped()
         if self._process.replay is not None:
             return self._process.replay.run(original, stand_in, args, kwargs)
         return (stand_in or original)(*args, **kwargs)
+
+    def _is_skipped(self, error: RuntimeError) -> bool:
+        """Remember an error that a lost rank caused in a step; whether the rest of the step does without communication."""
+        if self._open is None or not self._process.is_communication(error):
+            return False
+        self._process.note_trouble(error)
+        if self.in_tail:
+            self._process.live.poison()
+        return self.in_tail
 
     def functional(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A functional collective of the script, or of DTensor."""
