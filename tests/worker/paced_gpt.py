@@ -81,6 +81,17 @@ def _communicate_between(run: tmrun.Run, what: str, fault: Any) -> None:
     run.steps = steps  # type: ignore[method-assign]
 
 
+def _communicate_in_tail(scheduler: Any) -> None:
+    plain_step = scheduler.step
+
+    def step(self: Any) -> None:
+        dist.all_reduce(torch.ones(1))
+        dist.all_gather_object([None] * dist.get_world_size(), dist.get_rank())
+        plain_step(self)
+
+    scheduler.step = step
+
+
 def _join(**registered: Any) -> tmrun.Run:
     run = api.join(**{**registered, **_ON_ROLE})
     calls = iter(range(1 << 30))
@@ -104,15 +115,7 @@ def _join(**registered: Any) -> tmrun.Run:
     if between := os.environ.get("TEST_BETWEEN"):
         _communicate_between(run, between, fault)
     if os.environ.get("TEST_TAIL"):
-        scheduler = type(registered["schedule"])
-        plain_step = scheduler.step
-
-        def step(self: Any) -> None:
-            dist.all_reduce(torch.ones(1))
-            dist.all_gather_object([None] * dist.get_world_size(), dist.get_rank())
-            plain_step(self)
-
-        scheduler.step = step
+        _communicate_in_tail(type(registered["schedule"]))
     if fault is not None:
         middle = list(registered["model"].parameters())[6]
 
