@@ -69,9 +69,11 @@ class State:
         found = {name: _module_tensors(module) for name, module in self.modules.items()}
         return {**found, **{name: _optimizer_tensors(optimizer) for name, optimizer in self.optimizers.items()}}
 
-    def is_shared(self, name: str, key: str) -> bool:
-        """Whether replicas hold the same: parameters and optimizers; buffers may differ until DDP next broadcasts them."""
-        return name in self.optimizers or any(key == parameter for parameter, _ in self.modules[name].named_parameters())
+    def shared(self, name: str) -> set[str]:
+        """Keys whose tensors are the same on replicas: parameters' and optimizers'; buffers may differ until DDP next broadcasts them."""
+        if name in self.modules:
+            return {key for key, _ in self.modules[name].named_parameters()}
+        return set(_optimizer_tensors(self.optimizers[name]))
 
     def layout(self) -> Layout:
         """What ``tensors`` looks like."""

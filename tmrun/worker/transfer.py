@@ -32,8 +32,8 @@ from tmrun.worker.state import Layout, Needs, State
 PART = int(os.environ.get("TMRUN_TEST_PART", 32 << 20))
 _LARGE = min(PART, 1 << 20)
 """Bytes from which on a tensor is worth messages of its own."""
-_AHEAD = 2
-"""Parts under way beside the one that is worked on."""
+_AHEAD = 2 * PART
+"""Bytes under way beside the part that is worked on, for each source."""
 _ALIGN = 16
 _SUMMED = 1 << 13
 """Bytes that share one checksum."""
@@ -98,7 +98,7 @@ class Image:
     def __init__(self, state: State, layout: Layout) -> None:
         self._tensors = list(_flat(state.tensors(), layout))
         self._bytes = [values.as_bytes(t) for t in self._tensors]
-        self._shared = [state.is_shared(name, key) for name, entries in layout.items() for key, *_ in entries]
+        self._shared = [key in shared for name, entries in layout.items() for shared in (state.shared(name),) for key, *_ in entries]
         self.parts = list(parts_of([t.nbytes for t in self._tensors], self._shared))
         self.total = sum(_room(part) for part in self.parts)
 
@@ -208,14 +208,17 @@ def _send(backend: Backend, to: int, tree: dict[str, Any], parts: Iterable[torch
 
 
 def _send_parts(backend: Backend, to: int, parts: Iterable[torch.Tensor], digest: hashlib.blake2b, patience: timedelta) -> int:
-    total = 0
+    total = ahead = 0
     under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
     for part in parts:
         under_way.append((backend.send([part], to, _TENSORS), part))
         digest.update(_sums(part))
         total += part.numel()
-        if len(under_way) > _AHEAD:
-            under_way.popleft()[0].wait(patience)
+        ahead += part.numel()
+        while ahead - under_way[0][1].numel() > _AHEAD:
+            work, oldest = under_way.popleft()
+            work.wait(patience)
+            ahead -= oldest.numel()
     for work, _ in under_way:
         work.wait(patience)
     backend.send([_tensor(digest.digest())], to, _DIGEST).wait(patience)
@@ -262,11 +265,15 @@ Asked = tuple[int, list[Span], torch.Tensor]
 def _receive_parts(backend: Backend, sources: Sequence[int], image: Image, patience: timedelta) -> Iterator[Asked]:
     """Every part, once it arrived; the next ones are asked for ahead, so that no sender need wait."""
     under_way: deque[tuple[dist.Work, Asked]] = deque()
+    ahead = 0
     for part, which in zip(image.parts, image.dealt(len(sources)), strict=True):
         buffer = image.room(part)
         under_way.append((backend.recv([buffer], sources[which], _TENSORS), (sources[which], part, buffer)))
-        if len(under_way) > _AHEAD * len(sources):
-            yield _arrived(*under_way.popleft(), patience)
+        ahead += buffer.numel()
+        while ahead - under_way[0][1][2].numel() > _AHEAD * len(sources):
+            asked = _arrived(*under_way.popleft(), patience)
+            ahead -= asked[2].numel()
+            yield asked
     while under_way:
         yield _arrived(*under_way.popleft(), patience)
 
