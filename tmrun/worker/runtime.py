@@ -92,6 +92,7 @@ class Runtime:
         self._next = 0
         self._stop: stayer.Stop | None = None
         self._late: Pending | None = None
+        self._left_early = False
 
     # -- life -----------------------------------------------------------------------------------------------------------------------
     @property
@@ -223,7 +224,8 @@ class Runtime:
             while (number := self._boundary(number)) < total:
                 yield from self._one(number)
                 number = self._next
-        except GeneratorExit:  # the script left the loop
+        except GeneratorExit:  # the script left the loop, perhaps by an error
+            self._left_early = True
             self._process.link.send(wire.Finished(number + 1))
             raise
         finally:
@@ -478,9 +480,8 @@ class Runtime:
 
     def explain(self, error: BaseException) -> str:
         """What to change, for an error that ends the script and did not come through ``collective``; empty if it explains itself."""
-        if not self._between_steps or isinstance(error, WorkerError) or not self._process.is_communication(error):
-            return ""
-        return str(_between(error))
+        between = self._open is None and (self._left_early or self._between_steps)
+        return str(_between(error)) if between and self._process.is_communication(error) else ""
 
     def _tell_skipped(self) -> None:
         if not self.in_tail or self._open is None or self._open.told:
