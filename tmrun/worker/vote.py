@@ -27,6 +27,7 @@ May not know: what is in a blob, what follows from the result.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
@@ -117,6 +118,10 @@ class Tally:
         return self.least_held == self.most_held == snapshot
 
 
+Arrival = tuple[dist.Work, torch.Tensor]
+"""A receive that was posted, and where it arrives."""
+
+
 class Poll:
     """The votes that are held over one communicator. Made anew, with nothing assumed of the others, when it is replaced."""
 
@@ -129,13 +134,18 @@ class Poll:
         alone = len(self._wards) == self._world - 1
         self._rounds = 0 if alone else (self._world - 1).bit_length()
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []
-        self._expect()
+        self._given: dict[int, Arrival] = {}
+        self._heard: list[Arrival] = []
+        self._expected = False
 
     def _expect(self) -> None:
-        """Post all receives of the next vote."""
+        """Post all receives of the next vote, unless that is done."""
+        if self._expected:
+            return
         room = _NUMBERS.size + self.capacity
         self._given = {ward: self._receive(ward, room, _GIVE) for ward in self._wards}
         self._heard = [self._receive((self._rank - (1 << j)) % self._world, _NUMBERS.size, _SPREAD + j) for j in range(self._rounds)]
+        self._expected = True
 
     def vote(self, ballot: Ballot, blob: bytes, hold: Callable[[int, bytes], None]) -> Tally:
         """Vote; ``hold(ward, blob)`` has to keep what it is given. Raises RuntimeError when the vote is lost here; others may have passed.
@@ -145,15 +155,16 @@ class Poll:
         tally = self._once(ballot, blob, hold)
         if tally.longest > self.capacity:
             self.capacity = 1 << (tally.longest - 1).bit_length()
-            self._expect()
             tally = self._once(ballot, blob, hold)
-        self._expect()
+        with contextlib.suppress(RuntimeError):  # a peer that needs no next vote (a drain) may have hung up; this one has passed
+            self._expect()
         if tally.first_step != tally.last_step:
             raise WorkerError(f"ranks are in different steps, {tally.first_step} to {tally.last_step}; do all run the same loop?")
         return tally
 
     def _once(self, ballot: Ballot, blob: bytes, hold: Callable[[int, bytes], None]) -> Tally:
-        before, self._sent = self._sent, []
+        self._expect()
+        before, self._sent, self._expected = self._sent, [], False
         tally = Tally.of(ballot, len(blob))
         message = _pack(tally) + (blob if len(blob) <= self.capacity else b"")
         for witness in self._witnesses:
@@ -175,7 +186,7 @@ class Poll:
         tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         self._sent.append((self.control.send([tensor], to, tag), tensor))
 
-    def _receive(self, sender: int, size: int, tag: int) -> tuple[dist.Work, torch.Tensor]:
+    def _receive(self, sender: int, size: int, tag: int) -> Arrival:
         buffer = torch.empty(size, dtype=torch.uint8)  # a shorter message fits as well
         return self.control.recv([buffer], sender, tag), buffer
 
