@@ -41,13 +41,10 @@ def main():
     dist.init_process_group("gloo", store=dist.PrefixStore("again", store), **place)  # what tmrun refuses in scripts that it moves
     dist.barrier()
     dist.destroy_process_group()
-    dist.init_process_group("gloo", f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", **place)
-    dist.barrier()
-    dist.destroy_process_group()
 
 main()
 """
-"""Uses what torchrun gives: env:// and tcp:// through the agent's TCPStore, its own client of that store, @record."""
+"""Uses what torchrun gives: env:// through the agent's TCPStore, its own client of that store, @record."""
 OURS = {"GLOO_SOCKET_IFNAME", "ENV"}
 
 

@@ -30,6 +30,7 @@ for step, (x, y) in enumerate(loader):
     optimizer.step()
     sys.stdout.write(f"loss {accelerator.process_index} {step} {loss.item().hex()}\\n")
 assert gather_object([accelerator.process_index]) == [0, 1]
+accelerator.end_training()
 """
 LIGHTNING = """
 import sys
