@@ -72,7 +72,7 @@ def test_no_such_model() -> None:
 def test_costs_from_a_history(tmp_path: Path) -> None:
     rows = [
         {"cause": "initial", "pause_s": None},
-        {"cause": "failure", "bind_s": 0.3, "comm_s": 0.1, "state_s": 0.2, "pause_s": 0.9},
+        {"cause": "failure", "detect_s": 0.25, "bind_s": 0.3, "comm_s": 0.1, "state_s": 0.2, "pause_s": 0.9},
         {"cause": "failure", "bind_s": 0.5, "comm_s": 0.3, "state_s": 0.4, "pause_s": 1.1},
         {"cause": "drain", "bind_s": 0.0, "comm_s": 0.05, "state_s": 0.6, "pause_s": 0.2},
     ]
@@ -80,6 +80,7 @@ def test_costs_from_a_history(tmp_path: Path) -> None:
     path.write_text(json.dumps({"history": rows}))
     move = profiles.cost_model(str(path)).move
     assert (move.prepare_s, move.bind_s, move.comm_s, move.state_s) == (0.2, 0.4, 0.05, 0.4)
+    assert profiles.cost_model(str(path)).detect.exit_s == 0.25
     bench = tmp_path / "core.jsonl"
     bench.write_text("".join(json.dumps({"outcome": "recovered", "phases": row}) + "\n" for row in rows[1:]) + '{"outcome": "job lost"}\n')
     assert profiles.cost_model(str(bench)).move == move

@@ -150,7 +150,7 @@ def _draw(folder: Path, runs: dict[int, list[Outcome]], happened: Sequence[Event
     largest = runs[max(runs)]
     pictures = {"where.svg": plots.where_it_goes(largest, source), "week.svg": plots.timeline(_few(largest), happened, source)}
     if len(runs) > 1:
-        pictures["scale.svg"] = plots.over_scale(runs, f"{days:g} days; {source}")
+        pictures["scale.svg"] = plots.over_scale({g: _few(o) for g, o in runs.items()}, f"{days:g} days; {source}")
     if sum(o.strategy.removeprefix("tmrun-").isdecimal() for o in largest) > 1:
         pictures["ettr.svg"] = plots.ettr_over_standbys(largest, nproc, source)
     for name, text in pictures.items():
@@ -158,8 +158,8 @@ def _draw(folder: Path, runs: dict[int, list[Outcome]], happened: Sequence[Event
 
 
 def _few(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Rows of the timeline: all but the variants of tmrun's largest pool."""
-    return [o for o in outcomes if not o.strategy.endswith(("-unplaced",))]
+    """Without the variant that looks the same in a picture."""
+    return [o for o in outcomes if not o.strategy.endswith("-unplaced")]
 
 
 def _numbers(text: str, flag: str) -> list[int]:

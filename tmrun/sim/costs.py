@@ -140,7 +140,7 @@ class Costs:
 
 
 def from_history(base: Costs, rows: Sequence[Any], name: str) -> Costs:
-    """``base`` with the phases of moves as jobs of ours measured them: medians over rows of ``tmrun history``. Raises UsageError."""
+    """``base`` with detection and moves as jobs of ours measured them: medians over rows of ``tmrun history``. Raises UsageError."""
     moves = [r for r in rows if isinstance(r, dict) and r.get("cause") in ("failure", "drain") and r.get("pause_s") is not None]
     if not moves:
         raise UsageError(f"{name}: no finished migration in it; drain a node or kill a worker of that job first")
@@ -151,7 +151,9 @@ def from_history(base: Costs, rows: Sequence[Any], name: str) -> Costs:
         comm_s=_median([r for r in moves if r["cause"] == "drain"], "comm_s", 0.0),
         state_s=_median(moves, "state_s", base.move.state_s),
     )
-    return replace(base, name=name, source=f"{len(moves)} migrations measured in {name}; the rest from {base.name}", move=measured)
+    detect = replace(base.detect, exit_s=_median(failures, "detect_s", base.detect.exit_s))
+    source = f"{len(moves)} migrations measured in {name}; the rest from {base.name}"
+    return replace(base, name=name, source=source, detect=detect, move=measured)
 
 
 def _median(rows: Sequence[Mapping[str, Any]], phase: str, otherwise: float) -> float:
