@@ -5,9 +5,11 @@ norm that is compared), so a rehearsal on made-up ones may take another path, or
 the loop, in a step), the group in order of first use, its name, and how many like it came before; so a rank of the same role finds the
 same calls under the same names, though its groups are others. Every rehearsed step replays the first one.
 
-    recorded    outputs of ``torch.distributed``'s collectives and of the functional ones, called eagerly, that this process waited for,
-                of at most TMRUN_RECORD_BYTES each; objects, if they are plain values (``values``): nothing is ever unpickled here
-    not         larger tensors, DDP's gradients and what is compiled: synthesised (``sandbox``); their values steer nothing
+    recorded    outputs of ``torch.distributed``'s collectives and of the functional ones, called eagerly, that this process waited for;
+                objects, if they are plain values (``values``): nothing is ever unpickled here
+    in part     tensors larger than TMRUN_RECORD_BYTES: their beginning, which is repeated. They steer nothing, but values out of the air
+                (zeros, the rank's own, old memory) end in NaN and failed assertions: see docs/standbys.md
+    not         DDP's gradients and what is compiled: synthesised (``sandbox``)
 
 After the first step the recorder is gone. Tapes go to the job's store: those of the ranks that standbys rehearse first, and for each role
 (ranks whose state looks alike) the one of the first rank that finds the role's key free.
@@ -20,6 +22,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import math
 import os
 import threading
 import zlib
@@ -40,7 +43,8 @@ from tmrun.worker.agent_store import AgentStore
 from tmrun.worker.state import Layout
 
 _LARGEST = 1 << 16
-_TAPE_BYTES = 1 << 20
+_SAMPLE = 1 << 12
+_TAPE_BYTES = 2 << 20
 """Of one tape, before compression."""
 _CALLS = 10_000
 """After so many a recorder has had enough, whether a step was done or not: a script that never joins must not pay for ever."""
@@ -144,13 +148,10 @@ class Recorder:
         return result
 
     def _keep(self, name: str, outputs: list[Any]) -> None:
-        plain = [_settled(o) for o in outputs]
-        if any(isinstance(o, torch.Tensor) and (type(o) is not torch.Tensor or o.nbytes > self._largest) for o in plain):
-            return
         try:
-            encoded = values.encode(plain)
-        except WorkerError:
-            return  # an object that is no plain value
+            encoded = values.encode([_settled(o, self._largest) for o in outputs])
+        except (WorkerError, RuntimeError):
+            return  # an object that is no plain value, a tensor that holds nothing (tracing)
         self._room -= len(encoded)
         if self._room >= 0:
             self.tape[name] = encoded
@@ -198,6 +199,8 @@ class Replay:
             return (stand_in or call)(*args, **kwargs)
         with self._names.outermost() as outermost:
             result = (stand_in or call)(*args, **kwargs)
+        if isinstance(result, dist.Work):
+            result.wait()
         found = _outputs(call, args, kwargs, result) if outermost else None
         if found is None:
             return result
@@ -210,6 +213,8 @@ class Replay:
             self.replayed += 1
         else:
             self.synthesised[call.__name__] += 1
+            for output in outputs if call.__name__ in ("recv", "irecv") else ():
+                output.zero_()  # torch's stand-in leaves what was in the memory
         return result
 
 
@@ -240,15 +245,33 @@ def _outputs(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], res
     return ([target] if call.__name__.endswith(("_object", "_object_list")) or isinstance(target, torch.Tensor) else list(target)), name
 
 
-def _settled(output: Any) -> Any:
-    """A copy, of tensors once they are complete."""
+def _settled(output: Any, largest: int) -> Any:
+    """A copy, of tensors once they are complete; of a large one its beginning."""
     if isinstance(output, functional.AsyncCollectiveTensor):
         output = output.wait()
-    return output.detach().clone() if isinstance(output, torch.Tensor) else output
+    if not isinstance(output, torch.Tensor):
+        return output
+    if type(output) not in (torch.Tensor, torch.nn.Parameter):
+        raise WorkerError("a tensor that stands for others")
+    plain = output.detach()
+    if plain.nbytes <= largest:
+        return plain.clone()
+    count = max(1, min(_SAMPLE, largest) // plain.element_size())
+    return {"beginning": plain.reshape(-1)[:count].clone(), "shape": list(plain.shape)}
+
+
+def _whole(recorded: Any) -> Any:
+    """A large tensor again: its beginning, repeated."""
+    if not isinstance(recorded, dict):
+        return recorded
+    beginning, shape = recorded["beginning"], recorded["shape"]
+    count = math.prod(shape)
+    return beginning.repeat(-(-count // len(beginning)))[:count].view(shape)
 
 
 def _put(outputs: list[Any], recorded: list[Any]) -> bool:
     """Overwrite outputs; False when these are not of the same kind."""
+    recorded = [r if isinstance(o, list) else _whole(r) for o, r in zip(outputs, recorded, strict=False)]
     if len(outputs) != len(recorded) or not all(_alike(o, r) for o, r in zip(outputs, recorded, strict=True)):
         return False
     for output, value in zip(outputs, recorded, strict=True):
@@ -256,7 +279,7 @@ def _put(outputs: list[Any], recorded: list[Any]) -> bool:
             output[:] = value
         else:
             with torch.no_grad():
-                (output.elem if isinstance(output, functional.AsyncCollectiveTensor) else output).copy_(value)
+                (output.wait() if isinstance(output, functional.AsyncCollectiveTensor) else output).copy_(value)
     return True
 
 
