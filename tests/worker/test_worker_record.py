@@ -129,3 +129,11 @@ def test_functional_collectives_and_asynchronous_ones(monkeypatch: pytest.Monkey
     replay = record.Replay(lambda: recorder.tape)
     assert outputs(lambda call, args, kwargs: replay.run(call, None, args, kwargs), torch.zeros(4)) == live == [[3.0] * 4] * 3
     assert (replay.replayed, dict(replay.synthesised)) == (3, {})
+
+
+def test_what_is_received_without_a_record_is_zeros_even_where_gradients_begin() -> None:
+    def irecv(tensor: torch.Tensor, src: int | None = None, group: Any = None) -> None:
+        """Leaves what is there."""
+
+    replay = record.Replay(lambda: None)
+    assert call(replay.run, irecv, torch.ones(2, requires_grad=True)).tolist() == [0, 0]

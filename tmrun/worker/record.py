@@ -214,7 +214,7 @@ class Replay:
         else:
             self.synthesised[call.__name__] += 1
             for output in outputs if call.__name__ in ("recv", "irecv") else ():
-                output.zero_()  # torch's stand-in leaves what was in the memory
+                output.detach().zero_()  # torch's stand-in leaves what was in the memory
         return result
 
 
