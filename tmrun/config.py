@@ -27,6 +27,23 @@ class StoreAccess:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeSources:
+    """Who is asked whether this machine goes away. ``kubernetes_server``: URL of the API; ``deadline_s``: see ``--notice-deadline``."""
+
+    files: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    kubernetes_node: str = ""
+    kubernetes_server: str = ""
+    deadline_s: float = 0.0
+
+
+def beacon_path(runtime_dir: str, host: str) -> Path:
+    """Where an agent shows its launcher that it lives."""
+    return Path(runtime_dir) / f"{host}.agent.beacon"
+
+
+@dataclass(frozen=True, slots=True)
 class AgentConfig:
     """One agent's identity and surroundings. ``address``: how other hosts reach this one."""
 
@@ -52,6 +69,9 @@ class AgentConfig:
     """What ends the job, for torch's own variable in the workers."""
     numa: str = ""
     """How to bind workers to CPUs (torch's names); empty: not at all."""
+    notices: NoticeSources = NoticeSources()
+    witness: str = ""
+    """Where the launcher's sweeper answers once the launch is gone (``witness``); empty: nowhere."""
 
     def save(self, path: Path) -> None:
         """Write, readable by the owner only."""

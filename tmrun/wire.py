@@ -122,7 +122,8 @@ class Prepared:
     drain, stayer and leaver: ``stop_step`` = the boundary at which this rank waits for Commit or Abort; all ranks report the same.
     failure, stayer: parked; ``step`` is the step it is in or about to begin, ``next_step`` the one it would run next: step + 1 when
     its vote passed. ``covers`` are the moved ranks whose tensors it holds as a replica, ``snapshots``: step -> the ranks whose state at
-    its start it keeps a copy of, ``witnessed``: step -> the moved ranks of which it keeps what they said in that step's vote.
+    its start it keeps a copy of, ``witnessed``: step -> the moved ranks of which it keeps what they said in that step's vote, ``idle_s``:
+    since it last entered a vote.
     joiner: everything is None / empty.
     ``groups`` names the process groups that were rebuilt and their global ranks; ``kept``, in a failure, those that keep their
     connections because no operation can have been under way in them.
@@ -137,6 +138,7 @@ class Prepared:
     snapshots: dict[int, tuple[int, ...]] = field(default_factory=dict)
     kept: dict[str, tuple[int, ...]] = field(default_factory=dict)
     witnessed: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    idle_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tmrun import __version__, procs
-from tmrun.config import AgentConfig
-from tmrun.core import codec, node
+from tmrun.beacon import Beacon
+from tmrun.config import AgentConfig, beacon_path
+from tmrun.core import codec, node, watchdog
 from tmrun.core.errors import TmrunError
 from tmrun.core.keys import Keys
 from tmrun.core.model import Host, Incarnation, Member, Spec
@@ -24,12 +25,14 @@ from tmrun.store.api import Store
 from tmrun.store.etcd import boottime
 from tmrun_agent.effects import socket_path
 from tmrun_agent.feeders import Interrupted, LeaseLost, StoreMoved
+from tmrun_agent.health import Health
 from tmrun_agent.ipc import WorkerServer
 from tmrun_agent.lease import Lease, register
 from tmrun_agent.logs import Logs
 from tmrun_agent.loop import Agent, Item
 from tmrun_agent.master import MasterStore
 from tmrun_agent.metrics import Metrics
+from tmrun_agent.notices import Notices, sources
 from tmrun_agent.processes import Processes
 from tmrun_agent.publisher import Publisher
 from tmrun_agent.rendezvous import Rendezvous
@@ -70,12 +73,15 @@ def _serve(config: AgentConfig, store: Store) -> int:
     lease = Lease(store, spec.lease_ttl_s, lambda number: inbox.put(LeaseLost(number)), boottime)
     master = MasterStore(config.address, config.master_port)
     member = Member(Host(config.host), Incarnation(life), config.address, os.getpid(), __version__, labels=config.labels)
-    member = replace(member, node_rank=config.node_rank, ports=master.ports)
+    member = replace(member, node_rank=config.node_rank, ports=master.ports, witness=config.witness)
     logs = Logs(config.output, config.job, config.host, Path(config.runtime_dir), publisher.event, publisher.logs)
     processes = Processes(inbox.put, config.grace_s)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda n, _: processes.signal(n))
     metrics = Metrics(config.job, Host(config.host))
+    shown = beacon_path(config.runtime_dir, config.host)
+    beacon = Beacon.attach(str(shown) if shown.exists() else None)  # a launcher of another kind may not look at it
+    health = Health(Path(config.runtime_dir), config.host, watchdog.limits(spec.hang_timeout), inbox.put)
 
     try:
         granted = lease.acquire()
@@ -83,8 +89,11 @@ def _serve(config: AgentConfig, store: Store) -> int:
         if config.metrics:
             publisher.event(f"{config.host}: {metrics.serve(config.metrics)}")
         me = node.Node(member.seat, granted)
+        Notices(sources(config.notices), inbox.put, publisher.event).start()
         views = Views(store, keys, config.host, lambda: inbox.put(StoreMoved()))
-        agent = Agent(config, keys, store, lease, member, views, publisher, inbox, processes, server, logs, master, metrics, me)
+        agent = Agent(
+            config, keys, store, lease, member, views, publisher, inbox, processes, server, logs, master, metrics, health, beacon, me
+        )
         try:
             return agent.run()
         finally:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from signal import Signals
 
 from tmrun import wire
+from tmrun.beacon import ENV_BEACON
 from tmrun.config import AgentConfig
 from tmrun.core import environment, node, streams
 from tmrun.core.membership import Job
@@ -19,6 +20,7 @@ from tmrun.core.node import Fact, Group
 from tmrun.core.story import kind_of
 from tmrun.core.txn import Txn
 from tmrun.interfaces import interface_of
+from tmrun_agent.health import Health
 from tmrun_agent.ipc import WorkerServer
 from tmrun_agent.logs import Logs
 from tmrun_agent.master import MasterStore
@@ -36,6 +38,7 @@ class Effects:
     publisher: Publisher
     logs: Logs
     master: MasterStore
+    health: Health
     submit: Callable[[Txn], bool]
 
     def execute(self, effect: node.Effect, me: node.Node, job: Job) -> list[Fact] | None:
@@ -80,6 +83,7 @@ class Effects:
             for i, output in enumerate(outputs)
         ]
         pids = self.processes.spawn(workers)
+        self.health.follow(pids)
         return node.Spawned(Group(effect.purpose, effect.slot, effect.epoch, effect.generation, pids))
 
     def _environment(self, effect: node.Spawn, job: Job, spec: Spec, local_rank: int, error_file: str) -> dict[str, str]:
@@ -95,6 +99,7 @@ class Effects:
             env.setdefault("GLOO_SOCKET_IFNAME", interface)  # else gloo takes what the hostname resolves to, often 127.0.1.1
         if self.config.numa:
             env["TMRUN_NUMA_BINDING"] = self.config.numa
+        env[ENV_BEACON] = str(self.health.prepare(local_rank))
         env[wire.ENV_SOCKET] = socket_path(self.config)
         env[wire.ENV_LOCAL_RANK] = str(local_rank)
         env[wire.ENV_ROLE] = effect.purpose.value

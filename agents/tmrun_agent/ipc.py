@@ -33,6 +33,7 @@ class WorkerServer:
         self._controls: dict[int, socket.socket] = {}
         self._closed = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path.unlink(missing_ok=True)  # of an earlier life of this agent, which was killed
         self._listener.bind(str(path))
         self._listener.listen(64)
         threading.Thread(target=self._accept, name="ipc-accept", daemon=True).start()

@@ -1,11 +1,12 @@
 """The agent's one lease: register, stay registered, and stop the workers when the lease may have run out elsewhere.
 
     held --the store says it is gone--> lost --new lease, same incarnation--> held       (workers go on; the slot is claimed again)
-    held --no renewal for FENCE_SHARE of the TTL, and no step completed meanwhile--> fenced: workers killed before anybody else may
+    held --no renewal for FENCE_SHARE of the TTL, no proof newer than PROOF_SHARE--> fenced: workers killed before anybody else may
                                                                                      take the slot; the agent goes on trying
 
-A store outage alone kills nothing: while steps complete, every rank of the epoch is provably alive, and nobody can be elected or
-commit anything. Times are this machine's own (CLOCK_BOOTTIME), counted from the send time of the last acknowledged renewal.
+A store outage alone kills nothing: completed steps prove that every rank of the epoch lives, and nobody can be elected or commit anything.
+The proof is as old as the vote before the last completed one, not as its end: what arrives late on a link that heals proves nothing new.
+Times are this machine's own (CLOCK_BOOTTIME), counted from the send time of the last acknowledged renewal.
 May not know: slots, migrations.
 """
 
@@ -21,7 +22,7 @@ from tmrun.core import node, transactions
 from tmrun.core.errors import UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
-from tmrun.core.model import FENCE_SHARE, Member
+from tmrun.core.model import FENCE_SHARE, PROOF_SHARE, Member
 from tmrun.store.api import KeepAlive, Store
 from tmrun_agent.feeders import Fenced
 
@@ -87,6 +88,7 @@ class Lease:
         def run() -> None:
             while True:
                 time.sleep(WATCH_S)
+                agent.beacon.add("ticks")  # the launcher ends an agent that does not even get here
                 if self.silent and not self._progressing(agent) and not self._fenced and agent.runs_a_slot:
                     self._fenced = True
                     agent.processes.kill(gently=False)
@@ -106,7 +108,7 @@ class Lease:
         return self.silent_s > self.ttl_s * FENCE_SHARE
 
     def _progressing(self, agent: Agent) -> bool:
-        return time.monotonic() - agent.advanced_at < self.ttl_s * FENCE_SHARE
+        return self.clock() - agent.proven_at < self.ttl_s * PROOF_SHARE
 
     def _adopt(self, agent: Agent) -> None:
         """Same life of this agent, another registration: its slot is still its own unless the map says otherwise.

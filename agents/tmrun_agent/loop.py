@@ -8,39 +8,50 @@ from __future__ import annotations
 
 import queue
 import random
+import signal
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tmrun import wire
+from tmrun.beacon import Beacon
 from tmrun.config import AgentConfig
-from tmrun.core import coordinator, transactions
+from tmrun.core import coordinator, preemption, transactions
 from tmrun.core import node as core
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import Kind, Member, Seat, Timing, WorkerVote
+from tmrun.core.model import Kind, Member, Seat, Sign, Timing, WorkerVote
 from tmrun.core.story import EventKind, kind_of
 from tmrun.core.txn import Txn
 from tmrun.store.api import Store
 from tmrun_agent import autopsy
 from tmrun_agent.effects import Effects
 from tmrun_agent.feeders import Fenced, Interrupted, LeaseLost, StoreMoved
+from tmrun_agent.health import Health, Noticed
+from tmrun_agent.inquest import Inquest
 from tmrun_agent.ipc import WorkerSaid, WorkerServer
 from tmrun_agent.lease import Lease
 from tmrun_agent.logs import Logs
 from tmrun_agent.master import MasterStore
 from tmrun_agent.metrics import Metrics
+from tmrun_agent.notices import GoesAway
 from tmrun_agent.preload import Preload
 from tmrun_agent.processes import Ended, Processes
 from tmrun_agent.publisher import Publisher
+from tmrun_agent.slowness import Slowness
 from tmrun_agent.views import Views
 
 TICK_S = 0.25
+TERM_S = 25.0
+"""From SIGTERM to this agent's end, unless it is drained sooner; schedulers wait 30 s by default."""
+TERM_MARGIN_S = 5.0
+"""Before that it gives up its ranks without a handover, so that the others know at once."""
 MAX_EFFECTS = 100
 """Far more than a turn ever needs; then the inbox is looked at again."""
 OWN_NEWS_S = 0.5
 """The watch usually tells a node what it did itself within milliseconds."""
-Item = StoreMoved | LeaseLost | Fenced | Interrupted | WorkerSaid | Ended
+Item = StoreMoved | LeaseLost | Fenced | Interrupted | WorkerSaid | Ended | Noticed | GoesAway
 
 
 @dataclass
@@ -60,18 +71,25 @@ class Agent:
     logs: Logs
     master: MasterStore
     metrics: Metrics
+    health: Health
+    beacon: Beacon
     node: core.Node
     preload: Preload = field(default_factory=Preload)
     timers: coordinator.Timers = field(default_factory=coordinator.Timers)
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
-    _advanced: float = 0.0
     _timings: dict[tuple[int, int], Timing] = field(default_factory=dict)
     _job: Job | None = None
     _told: str = ""
     _campaign_at: float = 0.0
+    _leaving: str = ""
+    """Why this machine goes away."""
+    _leave_by: float = 0.0
+    """When this agent ends, whatever holds it here; 0: it does not."""
 
     def __post_init__(self) -> None:
-        self.effects = Effects(self.config, self.processes, self.server, self.publisher, self.logs, self.master, self.submit)
+        self.inquest = Inquest(self.store, self.keys, self.me, self.publisher.event)
+        self.slowness = Slowness(self.store, partial(self.publisher.event, kind=EventKind.NODE_SLOW), self.submit)
+        self.effects = Effects(self.config, self.processes, self.server, self.publisher, self.logs, self.master, self.health, self.submit)
 
     @property
     def me(self) -> Seat:
@@ -81,6 +99,7 @@ class Agent:
     def run(self) -> int:
         """Until the job has ended, or this agent has to leave it."""
         self.lease.watch(self)
+        self.health.start()
         while True:
             code = self._turn()
             if code is not None:
@@ -129,13 +148,30 @@ class Agent:
                 self._bury(death)
             case WorkerSaid(pid, local_rank, message):
                 self._hear(pid, local_rank, message)
+            case Noticed(pids, signs):
+                self._notice(pids, signs)
             case LeaseLost(lease):
                 self.lease.lost(lease)
             case Fenced(reason):
                 self._observe(core.Killing(f"fenced: {reason}"))
                 self.publisher.event(f"{self.member.host} fenced itself: {reason}", EventKind.NODE_FENCED)
+            case GoesAway(reason):
+                self._leaving = reason
             case Interrupted(number):
-                self.lease.interrupted = number
+                self._interrupt(number)
+
+    def _interrupt(self, number: int) -> None:
+        """The first SIGTERM asks for a drain, as a preemption does; everything else means now."""
+        if number != signal.SIGTERM or self._leave_by:
+            self.lease.interrupted = number
+        self._leaving, self._leave_by = "SIGTERM", time.monotonic() + TERM_S
+
+    def _notice(self, pids: tuple[int, ...], signs: tuple[Sign, ...]) -> None:
+        job, group = self.job(), self.node.group
+        if group is None or group.pids != pids or job.spec is None:
+            return  # of a group that is over
+        ranks = job.spec.ranks(group.slot)
+        self._observe(core.WorkersStall(tuple(replace(s, rank=ranks[s.rank]) for s in signs)))
 
     def _bury(self, death: autopsy.Death) -> None:
         """A worker ended; if nobody wished it, people are told all that is known."""
@@ -143,7 +179,7 @@ class Agent:
         if death.code and group is not None and spec is not None and death.pid in group.pids and not group.killed:
             rank = spec.ranks(group.slot)[death.local_rank]
             self.publisher.failure(autopsy.failure(death, self.member.host, group.slot, rank, self.job().restarts))
-        self._observe(core.Exited(death.pid, death.code, death.summary))
+        self._observe(core.Exited(death.pid, death.code, death.summary, self.health.step_of(death.pid), bool(death.hint)))
 
     def _observe(self, fact: core.Fact) -> None:
         self.node = core.observe(self.node, fact)
@@ -195,15 +231,13 @@ class Agent:
         worker = None
         if message.step is not None and message.next_step is not None:
             rank = job.spec.ranks(group.slot)[local]
-            worker = WorkerVote(rank, message.step, message.next_step, message.covers, message.snapshots, message.witnessed)
+            worker = WorkerVote(rank, message.step, message.next_step, message.covers, message.snapshots, message.witnessed, message.idle_s)
         return core.Answer(message.stop_step, worker, frozenset(message.groups))
 
     def _progress(self, local: int, step: int, step_s: float) -> None:
-        if step > max((s for s, _ in self._steps.values()), default=-1):
-            self._advanced = time.monotonic()
         self._steps[local] = (step, step_s)
         slowest = min(self._steps.values())
-        self.publisher.progress(*slowest)
+        self.publisher.progress(*slowest, self.health.busy_s)
         self.metrics.progress(*slowest)
 
     def _timing(self, local: int, message: wire.Switched | wire.Resumed) -> None:
@@ -239,9 +273,12 @@ class Agent:
             self.metrics.seen(self.job(), store_answers=not self._told)
             code = self.lease.tend(self)
             if code is None:
+                code = self._leave()
+            if code is None:
                 code = self._act()
             if code is None:
                 self._coordinate()
+                self._inquire()
             self.preload.tend(self._idle, self.job().spec, time.monotonic())
             self._said("")
         except LeaseGone:
@@ -249,6 +286,17 @@ class Agent:
         except StoreError as error:
             self._said(f"store: {error}")
         return code
+
+    def _leave(self) -> int | None:
+        """Ask for a drain when this machine goes away; end when SIGTERM said so and nothing depends on this node any more."""
+        job = self.job()
+        forced = TERM_S - TERM_MARGIN_S if self._leave_by else self.config.notices.deadline_s
+        txn = preemption.answer(job, self.me, self._leaving, forced) if self.views.loaded else None
+        if txn is not None and self.submit(txn):
+            news = f"goes away ({self._leaving}): drain" if self._leaving else "stays after all: no drain"
+            self.publisher.event(f"{self.me.host}: {news}", EventKind.NODE_LEAVES)
+        done = self._leave_by and ((preemption.gone(job, self.me) and not self.runs_a_slot) or time.monotonic() > self._leave_by)
+        return 128 + signal.SIGTERM if done else None
 
     def _act(self) -> int | None:
         for _ in range(MAX_EFFECTS):
@@ -295,10 +343,17 @@ class Agent:
             self.timers = coordinator.observe(self.timers, job, now)
             decision = coordinator.decide(job, self.timers, now)
             self.publisher.reason(decision.reason)
-            if decision.txn is None or not self.submit(decision.txn):
+            if decision.txn is None:
+                self.slowness.look(job)
+                return
+            if not self.submit(decision.txn):
                 return
             if decision.say:
                 self.publisher.event(decision.say, kind_of(decision.txn))
+
+    def _inquire(self) -> None:
+        group, job = self.node.group, self.job()
+        self.inquest.tend(job, doubt=group is not None and bool(group.doubt), leads=self._leads(job) and self.views.sees_all)
 
     def _campaign(self, job: Job) -> None:
         """Everybody may; a little dice keeps them from colliding."""
@@ -330,6 +385,6 @@ class Agent:
         return group is not None and group.purpose is core.Purpose.ACTIVE and not group.gone
 
     @property
-    def advanced_at(self) -> float:
-        """When a worker of this node last began a new step (monotonic seconds): proof that every rank of the epoch is alive."""
-        return self._advanced
+    def proven_at(self) -> float:
+        """Every rank of the epoch has lived after this moment (boot clock, seconds), as a step proves that a worker here completed."""
+        return self.health.proven_at()

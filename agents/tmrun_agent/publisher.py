@@ -59,11 +59,11 @@ class Publisher:
             self._reason = text
             self._put(self._keys.reason, text)
 
-    def progress(self, step: int, step_s: float) -> None:
+    def progress(self, step: int, step_s: float, busy_s: float) -> None:
         """Tell how far the workers are; only the newest counts."""
         newest = self._progress
         if newest is None or (newest.step, newest.step_s) != (step, step_s):
-            self._progress = Progress(self._host, step, step_s, time.time())
+            self._progress = Progress(self._host, step, step_s, time.time(), round(busy_s, 6))
 
     def receiving(self, rank: int, done: int, total: int) -> None:
         """Tell how much of its state a joiner has; only the newest counts."""

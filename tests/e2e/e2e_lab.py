@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,10 @@ class Lab:
                 assert steps.setdefault(int(step), loss) == loss, f"rank {rank} step {step}: two different losses"
             found[rank] = steps
         return found
+
+    def living(self, pids: Iterable[int]) -> set[int]:
+        """Those that are processes of this lab: a busy machine gives process ids to others quickly."""
+        return set(pids) & set(procs.marked(self.marker, "TEST_LAB"))
 
     def leftovers(self) -> list[str]:
         processes = [f"pid {p}: {command_line(p)}" for p in procs.marked(self.marker, "TEST_LAB")]

@@ -67,9 +67,16 @@ class Worker:
     entered: bool = False
     broken: bool = False
     """Its communicators were shut down, or a peer is missing: nothing goes on before a failure migration."""
+    stuck: bool = False
+    """Does nothing any more, and does not end by itself either."""
     unlucky: bool = False
     """The next step that it could pass fails for it, although all have entered."""
     pending: Migration | None = None
+    voted: float = 0.0
+    """When it entered its last step of this epoch, 0 if it has not."""
+    before: float = 0.0
+    """... and the step before."""
+    idle_since: float = 0.0
     commit: RankMap | None = None
     stop: int | None = None
     said: int = 0
@@ -109,7 +116,8 @@ class Training:
     completed: list[tuple[int, int, int]] = field(default_factory=list)
     """(generation, epoch, step) of every step that all ranks entered, in that order."""
     maps: dict[int, RankMap] = field(default_factory=dict)
-    progress: dict[Seat, float] = field(default_factory=dict)
+    proven: dict[Seat, float] = field(default_factory=dict)
+    """All ranks are known to have lived after this."""
     now: float = 0.0
 
     # -- what agents do to processes
@@ -138,7 +146,7 @@ class Training:
     # -- one action
     def act(self, worker: Worker) -> str:
         """The next thing this process does; empty when it can only wait."""
-        if not worker.lives:
+        if not worker.lives or worker.stuck:
             return ""
         if worker.inbox:
             return self._hear(worker, worker.inbox.popleft())
@@ -222,7 +230,7 @@ class Training:
         ranks = self.entered.setdefault(key, set())
         full = len(ranks) == self.spec.world
         ranks.add(worker.rank)
-        self.progress[worker.seat] = self.now
+        worker.before, worker.voted, worker.idle_since = worker.voted, self.now, self.now
         if len(ranks) == self.spec.world and not full:
             self._complete(key)
 
@@ -245,7 +253,8 @@ class Training:
             everybody_ready = worker.pending and len(self.ready.get((worker.pending.id, *key), ())) == self.spec.world
             worker.entered = False
             worker.step += 1
-            self.progress[worker.seat] = self.now
+            if worker.before:
+                self.proven[worker.seat] = max(worker.before, self.proven.get(worker.seat, 0.0))
             if everybody_ready and worker.pending:
                 worker.stop = worker.step
                 self._tell(worker, WorkerAnswered(worker.local, worker.pending.id, Answer(stop_step=worker.stop, groups={"world": ()})))
@@ -284,6 +293,7 @@ class Training:
     def _switch(self, worker: Worker, current: RankMap) -> None:
         worker.epoch, worker.commit, worker.pending = current.epoch, None, None
         worker.entered = worker.broken = worker.unlucky = False
+        worker.voted, worker.idle_since = 0.0, self.now
         worker.state = "loop"
         self._tell(worker, WorkerJoined(worker.local))
         later, worker.later = worker.later, None
@@ -299,7 +309,8 @@ class Training:
         worker.said = migration.id
         moved = tuple(r for m in migration.moves for r in self.spec.ranks(m.slot))
         witnessed = dict.fromkeys((worker.step - 1, worker.step), moved)
-        answer = WorkerVote(worker.rank, worker.step, worker.step, moved if self.replicated else (), witnessed=witnessed)
+        idle_s = self.now - worker.idle_since
+        answer = WorkerVote(worker.rank, worker.step, worker.step, moved if self.replicated else (), witnessed=witnessed, idle_s=idle_s)
         self._tell(worker, WorkerAnswered(worker.local, migration.id, Answer(vote=answer, groups={"world": ()})))
         return f"is parked before step {worker.step}"
 

@@ -75,6 +75,11 @@ def _unlucky(world: World, rng: random.Random) -> str:
     return f"unlucky {worker}"
 
 
+def _hang(world: World, rng: random.Random) -> str:
+    name = _host(world, rng)
+    return f"hang {name}" if name and world.hang(name) else ""
+
+
 def _drain(world: World, rng: random.Random) -> str:
     names = rng.sample(sorted(world.agents), k=1 if rng.random() < 0.8 else 2)
     return f"drain {names}: {world.drain(*names) or 'refused'}"
@@ -137,6 +142,7 @@ FAULTS: dict[Fault, int] = {
     _revoke: 3,
     _lose: 6,
     _unlucky: 8,
+    _hang: 4,
     _drain: 5,
     _undrain: 4,
     _replace: 2,

@@ -21,7 +21,22 @@ from tmrun.core import codec, coordinator, node, transactions
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import FENCE_SHARE, Host, Incarnation, Member, Obituary, Operation, OpState, Pause, Seat, Spec, Verb
+from tmrun.core.model import (
+    FENCE_SHARE,
+    PROOF_SHARE,
+    Evidence,
+    Host,
+    Incarnation,
+    Member,
+    Obituary,
+    Operation,
+    OpState,
+    Pause,
+    Seat,
+    Sign,
+    Spec,
+    Verb,
+)
 from tmrun.core.node import Purpose
 from tmrun.core.txn import Put, Txn
 from tmrun.store.memory import Fate, MemoryKeepAlive, MemoryStore, MemoryWorld
@@ -132,12 +147,12 @@ class Agent:
         return self.world.clock.now - min(self.kept.last_renewed, self.unsafe_since) >= self.world.spec.lease_ttl_s * FENCE_SHARE
 
     def fence(self) -> bool:
-        """Kill the workers before anybody else may take the slot, unless their progress proves that nobody did."""
+        """Kill the workers before anybody else may take the slot, unless their progress proves that the others live."""
         if not self.silent:
             self.fenced = False
             return False
-        limit = self.world.spec.lease_ttl_s * FENCE_SHARE
-        progressing = self.world.clock.now - self.world.training.progress.get(self.me, -1e9) < limit
+        limit = self.world.spec.lease_ttl_s * PROOF_SHARE
+        progressing = self.world.clock.now - self.world.training.proven.get(self.me, -1e9) < limit
         group = self.node.group
         if self.fenced or group is None or group.purpose is Purpose.STANDBY or progressing:
             return False
@@ -277,6 +292,21 @@ class World:
         for worker in self.training.of(agent.me):
             worker.exit = 137
 
+    def hang(self, name: str) -> bool:
+        """One process of the host gets stuck; once all others wait for it, every agent notices that its workers make no progress."""
+        victims = [w for w in self.training.of(self.agents[name].me) if w.state == "loop"]
+        if not victims:
+            return False
+        victims[0].stuck = True
+        for _ in range(3):
+            self.round()
+        for agent in self.agents.values():
+            workers = [w for w in self.training.of(agent.me) if w.computes]
+            signs = tuple(Sign(w.rank, "STEP", w.step, int(w.entered), Evidence.LATE, 610.0) for w in workers)
+            if agent.alive and signs:
+                self.training.facts.setdefault(agent.me, []).append(node.WorkersStall(signs))
+        return True
+
     def bury(self, name: str) -> None:
         """The launcher saw the agent exit: it confirms the death and ends the lease."""
         agent = self.agents[name]
@@ -394,7 +424,9 @@ class World:
             if agent.alive:
                 agent.store.partitioned = False
         for worker in self.training.workers:
-            worker.unlucky = False
+            worker.unlucky = worker.stuck = False
+        for agent in self.agents.values():
+            self.training.facts.setdefault(agent.me, []).append(node.WorkersStall(()))  # they move again
         self.pause(wanted=False)
         for host in self.job().admins:
             self.cordon(host, wanted=False)

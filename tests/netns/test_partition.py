@@ -5,12 +5,13 @@ Needs root and iproute2; skipped, and said so, without. The namespaces and links
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from e2e_lab import DEADLINE_S, GPT, STEPS, Lab, make_lab, wait_for
@@ -70,9 +71,14 @@ class Hosts(Lab):
         log = self.folder / f"launch{host}.log"
         self.logs.append(log)
         argv = ["ip", "netns", "exec", f"{PREFIX}n{host}", sys.executable, "-m", "tmrun", *flags, *script]
-        env = self.environment(TMRUN_SECRET=SECRET)
+        env = self.environment(TMRUN_SECRET=SECRET, TEST_PACE_S="1.0")
         with log.open("w") as out:
             self.launches.append(subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, text=True, env=env, cwd=self.folder))
+
+    def status_at(self, host: int) -> dict[str, Any]:
+        answer = self.cli_at(host, "status", "-o", "json")
+        value: dict[str, Any] = json.loads(answer.stdout) if answer.returncode == 0 else {}
+        return value
 
     def cli_at(self, host: int, *arguments: str) -> subprocess.CompletedProcess[str]:
         argv = ["ip", "netns", "exec", f"{PREFIX}n{host}", sys.executable, "-m", "tmrun", *arguments, "--etcd", self.endpoints]
@@ -80,41 +86,37 @@ class Hosts(Lab):
         return subprocess.run(argv, env=env, text=True, capture_output=True, timeout=DEADLINE_S, check=False)
 
 
-def test_a_host_is_cut_off_with_its_etcd(network: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The other two keep a quorum, the standby takes over; the lost host fences itself, and is a standby again when the cable is back."""
-    import json
+def two_way(link: str, host: int, *, cut: bool) -> None:
+    """The cable is out."""
+    ip("link", "set", link, "down" if cut else "up")
 
+
+def one_way(link: str, host: int, *, cut: bool) -> None:
+    """Nothing that the host sends arrives anywhere; it still hears the others. (A queue that lets one byte a second pass.)"""
+    argv = ["tc", "-n", f"{PREFIX}n{host}", "qdisc", "add" if cut else "del", "dev", "eth0", "root"]
+    subprocess.run([*argv, *(["tbf", "rate", "8bit", "burst", "1", "latency", "1ms"] if cut else [])], check=True, capture_output=True)
+
+
+def test_hosts_are_cut_off_with_their_etcds(network: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Both ways, then one way: the others keep a quorum, the standby takes over; the lost host fences itself, and is a standby again when
+    the link is back."""
     plain = make_lab(tmp_path_factory.mktemp("net"))
     lab = Hosts(plain.folder)
     try:
         for host in range(1, HOSTS + 1):
             lab.start(host)
-
-        def status(host: int) -> dict[str, object]:
-            answer = lab.cli_at(host, "status", "-o", "json")
-            value: dict[str, object] = json.loads(answer.stdout) if answer.returncode == 0 else {}
-            return value
-
-        def ready() -> dict[str, object] | None:
-            value = status(1)
-            warm = bool(value) and value["standby"]["warm"] == 1 and (value["step"] or 0) >= 3  # type: ignore[index,operator]
-            return value if warm else None
-
-        before = wait_for("a warm standby", ready)
-        nodes = {n["name"]: n for n in before["nodes"]}
-        victim = 2 if nodes["h2"]["role"] == "active" else 3
-        pids = nodes[f"h{victim}"]["pids"]
-        ip("link", "set", network[victim - 1], "down")
-        healthy = next(h for h in (1, 2, 3) if h != victim)
-        wait_for("the ranks have moved", lambda: status(healthy).get("epoch") == 2 and status(healthy).get("state") == "running")
-        wait_for("the lost host ended its workers", lambda: not any(Path(f"/proc/{p}").exists() for p in pids))
-        ip("link", "set", network[victim - 1], "up")
-
-        def back() -> bool:
-            states = {n["name"]: n["state"] for n in status(healthy).get("nodes", [])}  # type: ignore[attr-defined]
-            return states.get(f"h{victim}") in ("warming", "standby")
-
-        wait_for("it is back", back)
+        for epoch, cable in ((2, two_way), (3, one_way)):
+            before = wait_for("a warm standby", lambda: ready(lab, 1))
+            victim = next(i for i in (2, 3) if nodes_of(before)[f"h{i}"]["role"] == "active")
+            pids = nodes_of(before)[f"h{victim}"]["pids"]
+            healthy = 5 - victim
+            cable(network[victim - 1], victim, cut=True)
+            try:
+                wait_for("the ranks have moved", lambda h=healthy, e=epoch: at(lab, h, e))
+                wait_for("the lost host ended its workers", lambda p=pids: not lab.living(p))
+            finally:
+                cable(network[victim - 1], victim, cut=False)
+            wait_for("it is back", lambda h=healthy, v=victim: nodes_of(lab.status_at(h)).get(f"h{v}", {}).get("state") == "standby")
         lab.go_fast()
         assert [launch.wait(DEADLINE_S) for launch in lab.launches] == [0, 0, 0]
         printed = "".join(lab.output(i) for i in range(HOSTS))
@@ -125,3 +127,17 @@ def test_a_host_is_cut_off_with_its_etcd(network: list[str], tmp_path_factory: p
         raise
     finally:
         lab.close()
+
+
+def nodes_of(status: dict[str, Any]) -> dict[str, Any]:
+    return {n["name"]: n for n in status.get("nodes", ())}
+
+
+def ready(lab: Hosts, host: int) -> dict[str, Any] | None:
+    value = lab.status_at(host)
+    return value if value and value["standby"]["warm"] == 1 and (value["step"] or 0) >= 3 else None
+
+
+def at(lab: Hosts, host: int, epoch: int) -> bool:
+    value = lab.status_at(host)
+    return bool(value) and value["epoch"] == epoch and value["state"] == "running"

@@ -6,6 +6,7 @@ A file is a title, then commands (lines that begin with ``>``), each followed by
     > run                        everybody acts in turn until the job trains with nothing left to do
     > run until TEXT             ... until a line contains TEXT
     > drain node0 | cancel node0 | kill agent node0 | bury node0 | kill worker node0 [code] | lose answer node0 | cut node0 | heal node0
+    > hang node0 (one of its workers gets stuck)
     > freeze node0 | thaw node0 | wait 10 | train 10 | add node4 | status
     > cordon node0 | uncordon node0 | pause | resume | replace node0 | drain_within 5 node0
 
@@ -49,6 +50,7 @@ class Play:
         values = {k: float(v) if "." in v else int(v) for k, v in (c.split("=") for c in changes)}
         replicated = bool(values.pop("replicated", 1))
         total = int(values.pop("steps", 100_000))
+        values |= {"hang_action": "notify"} if values.pop("notify", 0) else {}  # type: ignore[dict-item]
         self.world = World(int(count), replace(SPEC, **values), total, replicated=replicated)  # type: ignore[arg-type]
 
     def do_run(self, *until: str) -> list[str]:
@@ -99,6 +101,10 @@ class Play:
             self.world.kill_agent(host)
         else:
             self.world.kill_worker(host, int(code))
+        return []
+
+    def do_hang(self, host: str) -> list[str]:
+        self.world.hang(host)
         return []
 
     def do_bury(self, host: str) -> None:

@@ -1,8 +1,10 @@
 """examples/gpt_ddp.py (or another example, named by TEST_SCRIPT), unchanged, but slower, and with faults on request.
 
 Each step takes TEST_PACE_S seconds more, until the file TEST_FAST exists. TMRUN_TEST_KILL may name a death in forward or backward. When
-the file TEST_CUT appears, the rank that it names breaks all its TCP connections, once. With TEST_TAIL=1 every step communicates once more
-after optimizer.step(), before the scheduler steps. While the file TEST_SLOW_REHEARSAL exists, a rehearsed step takes 2 s of CPU more.
+the file TEST_CUT appears, the rank that it names breaks all its TCP connections, once. When the file TEST_FAULT appears ("RANK KIND"), that
+rank removes it and does in its next forward pass what KIND says (``_FAULTS``). While the file TEST_SLOW exists ("NODE SECONDS"), that
+node's ranks compute so much longer in every step; while the file TEST_SLOW_REHEARSAL exists, a rehearsed step takes 2 s of CPU more. With
+TEST_EXTRA=1 every step has one more collective, before optimizer.step(); with TEST_TAIL=1 one after it, before the scheduler steps.
 TEST_BETWEEN names communication after every step's block, where a rank may die at the point ``between``. At the end every rank writes a
 hash of its part of the parameters into the folder TEST_HASHES. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets``
 for a bad one.
@@ -10,12 +12,14 @@ for a bad one.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import runpy
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +37,10 @@ _FAST = Path(os.environ.get("TEST_FAST", "/nonexistent"))
 _ON_ROLE: dict[str, Any] = {"none": {"on_role": None}, "forgets": {"on_role": lambda rank: None}}.get(
     os.environ.get("TEST_ON_ROLE", ""), {}
 )
-_SLOW = Path(os.environ.get("TEST_SLOW_REHEARSAL", "/nonexistent"))
+_SLOW_REHEARSAL = Path(os.environ.get("TEST_SLOW_REHEARSAL", "/nonexistent"))
 _joined: dict[str, Any] = {}
+_FAULT = Path(os.environ.get("TEST_FAULT", "/nonexistent"))
+_SLOW = Path(os.environ.get("TEST_SLOW", "/nonexistent"))
 _CUT = Path(os.environ.get("TEST_CUT", "/nonexistent"))
 
 
@@ -81,6 +87,63 @@ def _communicate_between(run: tmrun.Run, what: str, fault: Any) -> None:
     run.steps = steps  # type: ignore[method-assign]
 
 
+def _loop() -> None:
+    while True:
+        pass
+
+
+def _raise() -> None:
+    raise RuntimeError("injected by the test")
+
+
+_skip = [False]
+_FAULTS: dict[str, Callable[[], object]] = {
+    "loop": _loop,
+    "gil": lambda: ctypes.PyDLL(None).pause(),  # a PyDLL call keeps the GIL
+    "skip": lambda: _skip.__setitem__(0, True),
+    "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit": lambda: os._exit(3),
+    "raise": _raise,
+}
+
+
+def _fault() -> None:
+    try:
+        rank, kind = _FAULT.read_text().split()
+    except (OSError, ValueError):
+        return
+    if rank == os.environ["RANK"]:
+        _FAULT.unlink()
+        _FAULTS[kind]()
+
+
+def _cut() -> None:
+    if _CUT.exists() and _CUT.read_text() == os.environ["RANK"]:
+        _CUT.unlink()
+        _cut_connections()
+
+
+def _slow() -> None:
+    try:
+        node, seconds = _SLOW.read_text().split()
+    except (OSError, ValueError):
+        return
+    if node == Path(os.environ.get("TMRUN_AGENT_SOCKET", "")).stem:
+        time.sleep(float(seconds))
+
+
+def _communicate_before_the_update(run: tmrun.Run) -> None:
+    plain_clip = torch.nn.utils.clip_grad_norm_
+
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        if not run.rehearsing and not _skip[0]:
+            dist.all_reduce(torch.ones(1))
+        return plain_clip(*args, **kwargs)
+
+    torch.nn.utils.clip_grad_norm_ = clip
+
+
 def _communicate_in_tail(scheduler: Any) -> None:
     plain_step = scheduler.step
 
@@ -90,6 +153,15 @@ def _communicate_in_tail(scheduler: Any) -> None:
         plain_step(self)
 
     scheduler.step = step
+
+
+def _communicate_more(run: tmrun.Run, scheduler: Any, fault: Any) -> None:
+    if between := os.environ.get("TEST_BETWEEN"):
+        _communicate_between(run, between, fault)
+    if os.environ.get("TEST_EXTRA"):
+        _communicate_before_the_update(run)
+    if os.environ.get("TEST_TAIL"):
+        _communicate_in_tail(scheduler)
 
 
 def _join(**registered: Any) -> tmrun.Run:
@@ -102,20 +174,18 @@ def _join(**registered: Any) -> tmrun.Run:
         current[0] = next(calls)
         if not run.rehearsing and not _FAST.exists():
             time.sleep(_PACE_S)
-        if run.rehearsing and _SLOW.exists():
+        if run.rehearsing and _SLOW_REHEARSAL.exists():
             _burn(2.0)
         if fault is not None:
             fault(current[0], "forward")
-        if not run.rehearsing and _CUT.exists() and _CUT.read_text() == os.environ["RANK"]:
-            _CUT.unlink()
-            _cut_connections()
+        if not run.rehearsing:
+            _fault()
+            _slow()
+            _cut()
 
     registered["model"].register_forward_pre_hook(forward)
     _joined.update(registered)
-    if between := os.environ.get("TEST_BETWEEN"):
-        _communicate_between(run, between, fault)
-    if os.environ.get("TEST_TAIL"):
-        _communicate_in_tail(type(registered["schedule"]))
+    _communicate_more(run, type(registered.get("schedule")), fault)
     if fault is not None:
         middle = list(registered["model"].parameters())[6]
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tmrun.cli.arguments import Flag, load_file, option
+from tmrun.cli.care import Care, care_options
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
@@ -22,7 +23,7 @@ MEANINGLESS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class Flags(Care):
     """The flags as given, before any relation between them is checked."""
 
     config: str | None
@@ -33,7 +34,6 @@ class Flags:
     node_rank: int | None
     node_name: str | None
     local_addr: str | None
-    label: tuple[str, ...]
     standalone: bool
     rdzv_backend: str
     rdzv_endpoint: str
@@ -155,6 +155,7 @@ _OPTIONS = (
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command all flags, in this order."""
+    function = care_options(function)
     for decorate in reversed(_OPTIONS):
         function = decorate(function)
     return function

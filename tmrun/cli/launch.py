@@ -22,19 +22,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tmrun import procs
+from tmrun import procs, witness
 from tmrun.cli import failed, jobs, own_store, place, read, switch
+from tmrun.cli.care import Care
 from tmrun.cli.hooks import Hooks, Wanted
-from tmrun.config import AgentConfig
-from tmrun.core import codec, details, report, transactions
+from tmrun.cli.wards import Wards
+from tmrun.config import AgentConfig, NoticeSources, beacon_path
+from tmrun.core import codec, details, policy, report, transactions
 from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import End, Event, Host, JobState, Member, Obituary, Progress, RankMap, Spec, Timing
+from tmrun.core.model import FENCE_SHARE, End, Event, Host, JobState, Member, Progress, RankMap, Spec, Timing
 from tmrun.core.streams import Output
-from tmrun.core.txn import Put, Txn
 from tmrun.store.access import open_store
 from tmrun.store.api import Changed, Store, WatchEvent
+from tmrun.store.burial import bury
 from tmrun.tui import launch_view
 from tmrun.tui.footer import Footer
 
@@ -49,6 +51,8 @@ _LOOK_S = 1.0
 """The store is asked so often whether the job has ended (and whether it answers); a watch usually tells at once."""
 _PAUSE_WAIT_S = 30.0
 STORE_DEADLINE_S = 5.0
+_FROZEN_S = 1.0
+"""However short the lease: a loaded machine may not let an agent beat for that long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Launch:
     spec: Spec
     where: Where
     store: own_store.Choice
-    labels: dict[str, str]
+    care: Care
     join_timeout_s: float
     grace_s: float
     output: Output
@@ -94,7 +98,8 @@ def launch(wanted: Launch) -> int:
         _listen([n for n in FORWARDED if n not in wanted.signals], forwards)
         marker = uuid.uuid4().hex
         folder = jobs.make_runtime_dir(wanted.job)
-        stack.callback(_start_sweeper(marker, folder))
+        listener = None if wanted.where.local else stack.enter_context(witness.listen())
+        stack.callback(_start_sweeper(marker, folder, listener))
         procs.adopt_orphans()
         switch.build_beside(stack)
         own = own_store.provide(wanted.store, folder, stack, interrupts, wanted.join_timeout_s)
@@ -106,7 +111,7 @@ def launch(wanted: Launch) -> int:
         if not wanted.where.local and not wanted.where.name:
             name = place.free_name(wanted.job, socket.gethostname(), stack)
             wanted = replace(wanted, where=replace(wanted.where, name=name))
-        launcher = Launcher(wanted, folder, marker, own, store, interrupts, forwards, footer)
+        launcher = Launcher(wanted, folder, marker, own, store, interrupts, forwards, footer, listener)
         stack.callback(launcher.hooks.close)
         launcher.prepare()
         return launcher.run()
@@ -118,15 +123,20 @@ def _listen(numbers: Iterable[int], into: queue.SimpleQueue[int]) -> None:
             signal.signal(number, lambda n, _: into.put(n))
 
 
-def _start_sweeper(marker: str, folder: Path) -> Callable[[], None]:
+def _start_sweeper(marker: str, folder: Path, listener: socket.socket | None) -> Callable[[], None]:
     """Returns what to call at the end: it waits until everything is clean."""
     read_end, write_end = os.pipe()
     argv = [sys.executable, "-S", "-E", "-m", "tmrun.sweeper", str(read_end), marker, str(folder)]
+    passed = [read_end]
+    if listener is not None:
+        argv.append(str(listener.fileno()))
+        passed.append(listener.fileno())
     root = str(Path(procs.__file__).parent.parent)
-    sweeper = subprocess.Popen(argv, pass_fds=(read_end,), start_new_session=True, stdin=subprocess.DEVNULL, cwd=root)
+    sweeper = subprocess.Popen(argv, pass_fds=passed, start_new_session=True, stdin=subprocess.DEVNULL, cwd=root)
     os.close(read_end)
 
     def finish() -> None:
+        os.write(write_end, b"orderly")
         os.close(write_end)
         sweeper.wait()
 
@@ -145,12 +155,15 @@ class Launcher:
     interrupts: queue.SimpleQueue[int]
     forwards: queue.SimpleQueue[int]
     footer: Footer
+    listener: socket.socket | None = None
+    """Where the sweeper will answer after us."""
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     stopping: int = 0
     _silent: bool = False
     _look_at: float = 0.0
     _own: set[int] = field(default_factory=procs.children)
-    inbox: queue.SimpleQueue[WatchEvent] = field(default_factory=queue.SimpleQueue)
+    inbox: queue.SimpleQueue[WatchEvent | None] = field(default_factory=queue.SimpleQueue)
+    """Events of the job; None: an agent of ours has ended."""
     hooks: Hooks = field(init=False)
     _own_hosts: tuple[str, ...] = ()
     _show_at: float = 0.0
@@ -159,9 +172,15 @@ class Launcher:
     """Epoch of a migration whose pause has not been told yet -> until when it is waited for."""
     _epoch: int = 0
     _step: int | None = None
+    _started: dict[str, float] = field(default_factory=dict)
+    _lives: dict[str, list[float]] = field(default_factory=dict)
+    _again: dict[str, float] = field(default_factory=dict)
+    """host -> when its agent is started again."""
 
     def __post_init__(self) -> None:
         self.hooks = Hooks(self.wanted.hooks, self._say)
+        frozen_s = max(_FROZEN_S, self.wanted.spec.lease_ttl_s * FENCE_SHARE)
+        self.wards = Wards(frozen_s, self.marker, ENV_NODE, lambda: self.inbox.put(None), self._say)
 
     def _say(self, text: str) -> None:
         self.footer.say(f"tmrun: {text}")
@@ -196,9 +215,9 @@ class Launcher:
         self.store.watch(self.keys.end, self._ended)
         hosts = [f"node{i}" for i in range(self.wanted.where.local)] or [self.wanted.where.name]
         self._own_hosts = tuple(hosts)
-        for index, host in enumerate(hosts):
-            self.agents[host] = self._start_agent(host, index)
-            self._own.add(self.agents[host].pid)
+        self.wards.start()
+        for host in hosts:
+            self._start(host)
         try:
             while (code := self._turn()) is None:
                 self._wait(0.2)
@@ -218,6 +237,7 @@ class Launcher:
             and self.interrupts.empty()
             and self.forwards.empty()
             and all(a.poll() is None for a in self.agents.values())
+            and not self._due()
         ):
             return None
         self._look_at = time.monotonic() + _LOOK_S
@@ -257,17 +277,24 @@ class Launcher:
         standby = f" + {spec.standby} standby" if spec.standby else ""
         self._say(f"job {self.wanted.job}: {spec.nnodes} active{standby} nodes, {spec.world} workers; {store} {where}")
 
+    def _start(self, host: str) -> None:
+        self.agents[host] = agent = self._start_agent(host, self._own_hosts.index(host))
+        self._own.add(agent.pid)
+        self._started[host] = time.monotonic()
+        self._again.pop(host, None)
+
     def _start_agent(self, host: str, index: int) -> subprocess.Popen[bytes]:
         wanted, where = self.wanted, self.wanted.where
+        address = place.address(where.address, self.own.access.endpoints)
         config = AgentConfig(
             wanted.job,
             host,
             self.own.access,
-            place.address(where.address, self.own.access.endpoints),
+            address,
             str(self.folder),
             self.marker,
             os.getpid(),
-            wanted.labels,
+            wanted.care.labels().of(host),
             wanted.grace_s,
             metrics=_metrics_of(wanted.metrics, index),
             node_rank=where.node_rank,
@@ -275,11 +302,19 @@ class Launcher:
             output=wanted.output,
             signals=wanted.signals,
             numa=wanted.numa,
+            notices=self._notices(host),
+            witness="" if self.listener is None else witness.record(address, self.listener, self.marker),
         )
         path = self.folder / f"{host}.json"
         config.save(path)
         env = {**os.environ, procs.ENV_MARKER: self.marker, ENV_NODE: f"{self.marker}/{host}"}
-        return subprocess.Popen([sys.executable, "-m", "tmrun_agent", str(path)], env=env, start_new_session=True, stdin=subprocess.DEVNULL)
+        argv = [sys.executable, "-m", "tmrun_agent", str(path)]
+        return self.wards.watch(host, argv, env, beacon_path(str(self.folder), host))
+
+    def _notices(self, host: str) -> NoticeSources:
+        """What the user named, and a file in the runtime folder that is always looked at."""
+        sources = self.wanted.care.notices()
+        return replace(sources, files=(*sources.files, str(self.folder / f"{host}.notice")))
 
     # -- while it runs --------------------------------------------------------------------------------------------------------------
     def _look(self) -> int | None:
@@ -294,10 +329,17 @@ class Launcher:
         for host, code in ended.items():
             self._bury(host, code)
             del self.agents[host]  # only now: a burial that the store did not take is tried again
-        if not self.agents:
+            self._plan_return(host, code)
+        for host in self._due():
+            self._start(host)
+        if not self.agents and not self._again:
             others = self._read().members
             raise TmrunError("the agent of this host ended; the job goes on without it" if others else "all agents of the job have ended")
         return None
+
+    def _due(self) -> list[str]:
+        """Agents that are to be started again now."""
+        return [host for host, at in self._again.items() if at <= time.monotonic()]
 
     def _ended(self, event: WatchEvent) -> None:
         """From the watch's thread: there is something to look at."""
@@ -336,10 +378,17 @@ class Launcher:
             self._say(f"agent {host} is gone ({how}), but a process of its workers cannot be killed; its lease decides")
             return
         self._say(f"agent {host} is gone ({how}); its workers are confirmed dead")
-        self.store.commit(Txn((), (Put(self.keys.obituary(host), codec.encode(Obituary(value.host, value.incarnation))),), "obituary"))
-        entry = self.store.get(self.keys.member(host))
-        if entry is not None and entry.lease and codec.decode(Member, entry.value).incarnation == value.incarnation:
-            self.store.revoke(entry.lease)
+        bury(self.store, self.keys, value.host, value.incarnation)
+
+    def _plan_return(self, host: str, code: int) -> None:
+        """Who was killed comes back as a new life, if it can; who ended by itself had a reason."""
+        if code >= 0:
+            return
+        lives = self._lives.setdefault(host, [])
+        lives.append(time.monotonic() - self._started[host])
+        delay = policy.restart_delay(lives)
+        self._again[host] = time.monotonic() + delay
+        self._say(f"agent {host} is started again in {delay:.0f} s")
 
     def _wait(self, seconds: float) -> None:
         """Tell events as they come."""
@@ -348,6 +397,8 @@ class Launcher:
             try:
                 event = self.inbox.get(timeout=left)
             except queue.Empty:
+                return
+            if event is None:
                 return
             self._tell(event)
 
@@ -452,7 +503,7 @@ class Launcher:
     def _kill_agents(self) -> None:
         for agent in self.agents.values():
             if agent.poll() is None:
-                agent.terminate()
+                agent.send_signal(signal.SIGHUP)  # leave at once; SIGTERM would ask for a drain first
         for agent in self.agents.values():
             try:
                 agent.wait(2)

@@ -14,7 +14,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from tmrun.cli import slurm
 from tmrun.cli.arguments import Command
 from tmrun.cli.flags import MEANINGLESS, Flags, run_options
 from tmrun.cli.hooks import ENV_URL, Wanted
@@ -53,6 +52,7 @@ def command(ctx: click.Context, /, command_line: tuple[str, ...], **given: Any) 
 def checked(flags: Flags, command_line: tuple[str, ...]) -> Launch:
     """The launch that the flags describe. Raises UsageError."""
     _check_script(flags, command_line)
+    flags.check_care()
     minimum, spares = sizes(flags)
     meet = meeting(flags, (minimum or 1) + (spares if flags.standby is None else 0))
     if flags.local_nodes and not meet.alone:
@@ -68,9 +68,9 @@ def checked(flags: Flags, command_line: tuple[str, ...]) -> Launch:
     wait_s = flags.join_timeout or meet.seconds("join_timeout") or meet.seconds("timeout") or _JOIN_TIMEOUT_S
     hooks = Wanted(flags.on_event, os.environ.get(ENV_URL, ""))
     hooks.check()
-    labels = slurm.labels(os.environ) | _labels(flags.label)
+    spec = flags.apply(_spec(flags, meet, active, spares, wait_s, command_line))
     return Launch(
-        job, _spec(flags, meet, active, spares, wait_s, command_line), where, _store(flags, meet), labels, wait_s, flags.shutdown_timeout,
+        job, spec, where, _store(flags, meet), flags, wait_s, flags.shutdown_timeout,
         _output(flags), signals(flags.signals_to_handle), flags.numa_binding or "", metrics_address(flags.metrics), hooks,
     )  # fmt: skip
 
@@ -218,13 +218,3 @@ def _name(text: str, flag: str) -> str:
     if text and not _NAME.fullmatch(text):
         raise UsageError(f"{flag} {text!r}: use letters, digits, '.', '_' and '-', at most 63")
     return text
-
-
-def _labels(given: tuple[str, ...]) -> dict[str, str]:
-    labels = {}
-    for item in given:
-        key, separator, value = item.partition("=")
-        if not separator or not key:
-            raise UsageError(f"--label {item!r}: expected KEY=VALUE, e.g. rack=r1")
-        labels[key] = value
-    return labels

@@ -2,6 +2,7 @@
 
     no map          -> enough hosts? start epoch 1
     open migration  -> judge it (``migration``)
+    a hang          -> name who keeps the others waiting, order its node to end its workers (``hang``); the rest is a failure
     a slot failed   -> the program's own error: end (or restart within the budget); many nodes vanished at once: wait one lease time for
                        them to come back (the breaker); a lost machine: move the slot to a standby,
                        restart everybody when moving is impossible, wait when no standby is warm
@@ -20,11 +21,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tmrun.core import hang, planner, policy, transactions, watchdog
 from tmrun.core import migration as judging
-from tmrun.core import planner, transactions
 from tmrun.core.membership import Job
 from tmrun.core.model import (
     FENCED_SHARE,
+    UNSEEN_SHARE,
     End,
     Host,
     JobState,
@@ -91,8 +93,12 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
             going.add(f"echo {job.epoch}")
         if any(d.epoch == job.epoch for d in job.doubts.values()):
             going.add(f"doubt {job.epoch}")
+        stuck = hang.finding(job)
+        if stuck is not None and stuck.blame is watchdog.Blame.NOBODY:
+            going.add(f"deadlock {job.epoch}")
         if _failed(job) and not planner.standbys(job) and not job.pause:
             going.add("no standby")
+    going |= {f"rests {h} {policy.strikes(job.maps, h)}" for h in job.members if policy.lemon(job.maps, h)}
     going |= {f"request {op.id}" for op in job.open_ops() if op.force_after_s}
     return Timers({what: timers.seen.get(what, now) for what in going})
 
@@ -122,6 +128,9 @@ def _decide(job: Job, timers: Timers, now: float) -> Decision:
     late = _overdue(job, timers, now)
     if late is not None:
         return Decision(transactions.force(job, late), f"drain {late.id} is overdue", f"drain {late.id} is overdue: {_FORCED}")
+    stuck = _hang(job)
+    if stuck is not None:
+        return stuck
     if job.open_migration:
         return _migrate(job, timers, now)
     for rule in (_all_done, _failures, _resync, _drains):
@@ -165,12 +174,28 @@ def _migrate(job: Job, timers: Timers, now: float) -> Decision:
     if isinstance(verdict, judging.Abort):
         return Decision(transactions.abort(job, verdict.reason), verdict.reason, f"migration {current.id} aborted: {verdict.reason}")
     doubt = [m.slot for m in current.moves if current.kind is Kind.FAILURE and not _confirmed(job, m.slot)]
-    if doubt and timers.since(f"parked {current.id}", now) < job.spec.lease_ttl_s * FENCED_SHARE:
+    if doubt and idle_s(job) + timers.since(f"parked {current.id}", now) < job.spec.lease_ttl_s * FENCED_SHARE:
         return Decision(None, f"{_what(job, doubt[0])}: presumed dead; its agent, if it lives, is ending workers that were cut off")
     txn = transactions.commit(job, verdict.resume)
     kept = job.spec.nnodes - len(current.moves)
     say = f"committed epoch {job.epoch + 1} at step {verdict.resume.target}; stayers kept: {kept} nodes, {kept * job.spec.nproc} processes"
     return Decision(txn, "all votes are in", say)
+
+
+def idle_s(job: Job) -> float:
+    """For how long some stayer had entered no vote when it answered."""
+    return max((w.idle_s for v in job.votes.values() for w in v.value.workers), default=0.0)
+
+
+def _hang(job: Job) -> Decision | None:
+    """Some ranks keep all others waiting: their nodes have to end them, whatever else goes on. What then follows is a failure's."""
+    found = hang.finding(job)
+    orders = hang.orders(job, found) if found is not None and not job.pause else ()
+    if found is None or not orders:
+        return None
+    hosts = ", ".join(f"{o.host} rank {o.rank}" for o in orders)
+    acts = "its workers are ended" if all(o.act for o in orders) else "nothing is done yet"
+    return Decision(transactions.evict(job, orders), found.why, f"hang: {found.why}; {hosts} is to blame: {acts}")
 
 
 def _all_done(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
@@ -208,6 +233,9 @@ def _failures(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float
         return Decision(None, f"slot {held[0]} is still claimed by {job.runs[held[0]].value.host}")
     if _immovable(job):
         return _restart_after_loss(job, current, failed, f"{_what(job, failed[0])}; {_immovable(job)}", timers, now)
+    verdict = policy.judge(job.maps, [t for t in map(job.trouble, failed) if t is not None])
+    if verdict.action is policy.Action.GIVE_UP:
+        return _restart(job, verdict.why, _exit_code(job, failed), program=True)
     late = _taking_over(job, current, failed)
     if late and timers.since(f"taking over {current.epoch}", now) < spec.prepare_deadline_s:
         return Decision(None, f"{_what(job, failed[0])}; {late}")
@@ -292,8 +320,8 @@ def _restart_after_loss(job: Job, current: RankMap, failed: list[int], reason: s
     """Nobody is parked here, so a host that is only cut off may go on for a while: give its agent the time to end its workers."""
     assert job.spec is not None
     unsure = [i for i in failed if not _confirmed(job, i)]
-    if any(timers.since(f"gone {i} {current.seats[i].incarnation}", now) < job.spec.lease_ttl_s for i in unsure):
-        return Decision(None, f"{_what(job, unsure[0])}: presumed dead, restarting after one more lease time")
+    if any(timers.since(f"gone {i} {current.seats[i].incarnation}", now) < job.spec.lease_ttl_s * UNSEEN_SHARE for i in unsure):
+        return Decision(None, f"{_what(job, unsure[0])}: presumed dead, restarting when it must have ended its workers")
     return _restart(job, reason, _exit_code(job, failed), program=False)
 
 
@@ -314,7 +342,7 @@ def _replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: 
     if len(failed) > planner.MAX_MOVES:
         reason = f"{len(failed)} nodes were lost at once, more than one migration can move"
         return _restart_after_loss(job, current, failed, reason, timers, now)
-    plan = planner.plan_moves(job, failed)
+    plan = planner.plan_moves(job, failed, resting=_resting(job, timers, now))
     if not plan.short:
         reason = "; ".join(_what(job, i) for i in failed)
         txn = transactions.propose(job, Kind.FAILURE, plan.moves, "", reason)
@@ -324,6 +352,11 @@ def _replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: 
     if waited > spec.node_wait_s and not planner.standbys(job, warm_only=False):
         return _end(job, JobState.FAILED, _exit_code(job, failed), f"{_what(job, failed[0])}; no standby within {spec.node_wait_s:.0f} s")
     return Decision(None, f"{_what(job, failed[0])}; {plan.why}")
+
+
+def _resting(job: Job, timers: Timers, now: float) -> set[Host]:
+    """Lemons that have not cooled down."""
+    return {h for h in job.members if policy.lemon(job.maps, h) > timers.since(f"rests {h} {policy.strikes(job.maps, h)}", now)}
 
 
 def _plan_text(job: Job, plan: planner.Plan) -> str:
@@ -375,7 +408,7 @@ def _resync(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) 
         return None
     parked = _parked(job)
     if parked is None:
-        return _unexplained(job, spec, timers, now)
+        return _unexplained(job, spec, timers, now) or _deadlock(job, spec, timers, now)
     if _immovable(job):
         return Decision(None, held_back(job)) if job.pause else _restart(job, _immovable(job), 1, program=False)
     reason = f"all ranks are alive again (migration {parked.id}: {parked.reason})"
@@ -393,6 +426,20 @@ def _unexplained(job: Job, spec: Spec, timers: Timers, now: float) -> Decision |
         return Decision(None, f"{what}; waiting {left:.0f} s more for a death that would explain it")
     txn = transactions.propose(job, Kind.FAILURE, (), "", f"a connection broke between living nodes ({what})")
     return Decision(txn, what, f"{what}; nobody has died, connecting again in place")
+
+
+def _deadlock(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | None:
+    """All ranks wait at the same place, nobody is behind: a dead connection, which a new one heals, or the program, which nothing heals."""
+    found, limit = hang.finding(job), watchdog.limits(spec.hang_timeout)
+    if found is None or found.blame is not watchdog.Blame.NOBODY or limit is None or spec.hang_action != "replace" or job.pause:
+        return None
+    patience = limit.late_s * (1 if hang.waits_in_vote(job) else 10)  # else all may be computing something rare
+    left = patience - timers.since(f"deadlock {job.epoch}", now)
+    if left > 0:
+        return Decision(None, f"{found.why}; waiting {left:.0f} s more for somebody to move")
+    if hang.same_place(job, found):
+        return _restart(job, f"{found.why}, again after they were connected anew", 1, program=True)
+    return Decision(transactions.propose(job, Kind.FAILURE, (), "", found.why), found.why, f"{found.why}; connecting again in place")
 
 
 def _drains(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:

@@ -5,7 +5,7 @@
             spec  term  leader  head  end  notice  pause
             map/{epoch}  comm/{epoch}  migration/{id}  admin/{host}  op/{id}
         node/{host}/...        of which each node has one; only the coordinator and the node itself watch it
-            member  obituary  vote  doubt  leaving
+            member  obituary  vote  doubt  stall  eviction  leaving
         slot/{slot}/...        of which each slot has one; only the coordinator and who holds, leaves or joins the slot watch it
             run  trouble  done
     /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
@@ -158,6 +158,14 @@ class Keys:
         """A drained node that has not said yet that its processes are gone."""
         return f"{self.node(host)}leaving"
 
+    def stall(self, host: str) -> str:
+        """How its workers look that make no progress, leased."""
+        return f"{self.node(host)}stall"
+
+    def eviction(self, host: str) -> str:
+        """An order to end workers that keep the job waiting."""
+        return f"{self.node(host)}eviction"
+
     @property
     def index(self) -> str:
         """The job's entry among all jobs."""
@@ -179,6 +187,11 @@ class Keys:
     def logs(self, host: str) -> str:
         """Folder on the host in which the output of its workers is, one folder a local rank."""
         return f"{self.log}folder/{host}"
+
+    @property
+    def progresses(self) -> str:
+        """Prefix of all nodes' progress."""
+        return f"{self.log}progress/"
 
     def timing(self, epoch: int, rank: int) -> str:
         """A worker's account of a switch."""

@@ -20,6 +20,7 @@ from tmrun.core.model import (
     Done,
     Doubt,
     End,
+    Eviction,
     Head,
     Host,
     Kind,
@@ -38,6 +39,7 @@ from tmrun.core.model import (
     Run,
     Seat,
     Spec,
+    Stall,
     Term,
     Trouble,
     Verb,
@@ -67,6 +69,8 @@ RECORDS: dict[str, type[Any]] = {
     "done": Done,
     "doubt": Doubt,
     "leaving": Leaving,
+    "stall": Stall,
+    "eviction": Eviction,
     "op": Operation,
 }
 
@@ -102,6 +106,8 @@ class Job:
     pause: Pause | None = None
     map: RankMap | None = None
     """The newest committed map."""
+    maps: tuple[RankMap, ...] = ()
+    """All committed maps, oldest first."""
     comm: Comm | None = None
     """Bootstrap ids that belong to ``map``."""
     migration: Stored[Migration] | None = None
@@ -123,6 +129,8 @@ class Job:
     """Slots whose workers of this generation ended well."""
     doubts: Mapping[Host, Doubt] = field(default_factory=dict)
     leaving: Mapping[Host, Leaving] = field(default_factory=dict)
+    stalls: Mapping[Host, Stall] = field(default_factory=dict)
+    evictions: Mapping[Host, Eviction] = field(default_factory=dict)
     ops: Mapping[str, Operation] = field(default_factory=dict)
     machine_restarts: int = 0
     program_restarts: int = 0
@@ -157,6 +165,11 @@ class Job:
             return None
         current = self.map.seats[slot] == Seat(trouble.host, trouble.incarnation) and trouble.epoch >= self.map.generation
         return trouble if current else None
+
+    def evicted(self, seat: Seat) -> Eviction | None:
+        """The order to end what this seat runs in the newest epoch, if there is one."""
+        order = self.evictions.get(seat.host)
+        return order if order is not None and (order.incarnation, order.epoch) == (seat.incarnation, self.epoch) else None
 
     def draining(self, host: Host) -> bool:
         """True when the host must not hold ranks any more."""
@@ -226,6 +239,7 @@ def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
         end=end.value if end else None,
         pause=pause.value if pause else None,
         map=newest_map.value if newest_map else None,
+        maps=tuple(m.value for _, m in sorted(found["map"].items())),
         comm=comm.value if comm else None,
         migration=migration,
         aborted=_aborted([m.value for _, m in sorted(found["migration"].items())], newest_map.value if newest_map else None),
@@ -239,6 +253,8 @@ def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
         troubles={int(k[0]): v.value for k, v in found["trouble"].items()},
         leaving={Host(k[0]): v.value for k, v in found["leaving"].items()},
         doubts={Host(k[0]): v.value for k, v in found["doubt"].items()},
+        stalls={Host(k[0]): v.value for k, v in found["stall"].items()},
+        evictions={Host(k[0]): v.value for k, v in found["eviction"].items()},
         done={int(k[0]): v.value for k, v in found["done"].items() if v.value.epoch >= generation},
         ops={k[0]: v.value for k, v in found["op"].items()},
         machine_restarts=sum(m.value.kind is Kind.RESTART and not m.value.program for m in found["map"].values()),

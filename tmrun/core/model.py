@@ -25,9 +25,16 @@ class Kind(str, Enum):
 
 
 FENCE_SHARE = 0.5
-"""An agent that has not renewed its lease for this share of the TTL, and whose workers complete no step, ends them."""
-FENCED_SHARE = 0.75
-"""Once the stayers have stopped for this share of the TTL, an agent that is cut off has ended its workers: the fence, and a margin."""
+"""An agent that has not renewed its lease for this share of the TTL ends its workers, unless their steps prove that the others live."""
+PROOF_SHARE = 1.0
+"""That step k completes proves that all ranks lived after this one entered the vote of k - 1; it protects so long from then on."""
+FENCED_SHARE = 1.2
+"""Once some stayer has entered no vote for this share of the TTL, an agent that is cut off has ended its workers: nobody can have completed
+a step that this stayer has not entered, so their last proof is at least as old; and a margin for the killing."""
+
+
+UNSEEN_SHARE = 1.5
+"""... when no stayer can tell: so long after its lease ran out. Steps may have gone on for a moment after that, until somebody stopped."""
 
 
 class Phase(str, Enum):
@@ -81,6 +88,40 @@ class NodeState(str, Enum):
     DOWN = "down"
 
 
+class Cause(str, Enum):
+    """Of a failure, as far as anybody can tell; see ``policy``."""
+
+    PROGRAM = "program"
+    CRASH = "crash"
+    KILLED = "killed"
+    MEMORY = "memory"
+    HANG = "hang"
+    LOST = "lost"
+    """A node that is gone."""
+
+
+class Evidence(str, Enum):
+    """What speaks against a worker that makes no progress; see ``watchdog``."""
+
+    NONE = ""
+    STOPPED = "stopped"
+    MUTE = "mute"
+    LATE = "late"
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """How a worker looks from outside while the job hangs. ``place``: a ``watchdog.Place``; ``where``: its innermost line of code."""
+
+    rank: int
+    place: str
+    step: int
+    operations: int
+    evidence: Evidence
+    since_s: float
+    where: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What was launched; written once. ``command`` is what follows the flags: script (or ``-m module``) and its arguments."""
@@ -100,6 +141,12 @@ class Spec:
     """``command`` is a program of its own, not a script for Python."""
     virtual_local_rank: bool = False
     """Every worker sees one device, as device 0, and LOCAL_RANK=0."""
+    hang_timeout: str = "auto"
+    """See ``watchdog.limits``."""
+    straggler: str = "notify"
+    """What to do about a node that computes slower than the others: ``off``, ``notify``, ``drain``."""
+    hang_action: str = "replace"
+    """``replace`` the node of the rank that keeps the others waiting, or only ``notify``."""
 
     @property
     def world(self) -> int:
@@ -171,6 +218,8 @@ class Member:
     """The slot that its launcher asked for; -1: any."""
     ports: tuple[int, ...] = ()
     """Where its agent serves a TCPStore when it has slot 0: one port a restart, in turn."""
+    witness: str = ""
+    """Who can confirm its death, asked when connections break; empty: nobody."""
 
     @property
     def seat(self) -> Seat:
@@ -243,6 +292,15 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Incident:
+    """Why a slot moved. ``rank``: the one that failed first, -1 for a whole node."""
+
+    host: Host
+    rank: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
 class RankMap:
     """The committed map of one epoch: ``seats[slot]``. Never rewritten.
 
@@ -257,6 +315,10 @@ class RankMap:
     moves: tuple[Move, ...] = ()
     resume: Resume = Resume(0)
     reason: str = ""
+    incidents: tuple[Incident, ...] = ()
+    """Of a failure: one a moved slot."""
+    places: tuple[str, ...] = ()
+    """Where each slot's host is (``placement``), as it said when it took the slot; empty when nobody has labels."""
     program: bool = False
     """A restart that the program's own error caused; those have a budget of their own."""
     master: str = ""
@@ -307,6 +369,8 @@ class WorkerVote:
     covers: tuple[int, ...] = ()
     snapshots: dict[int, tuple[int, ...]] = field(default_factory=dict)
     witnessed: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    idle_s: float = 0.0
+    """Since it last entered a step's vote, by its own clock, when it said this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +435,9 @@ class Trouble:
     """True when the program itself gave up (an exception, a non-zero exit); such an error follows the ranks."""
     echo: bool = False
     """It says itself that it only lost a peer (``failure.is_echo``): what happened to that peer is the cause."""
+    cause: Cause = Cause.KILLED
+    step: int = -1
+    """In which the worker was; -1 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +448,29 @@ class Doubt:
     incarnation: Incarnation
     epoch: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """An agent reports that its workers make no progress: how each of them looks. Leased; gone when they move again."""
+
+    host: Host
+    incarnation: Incarnation
+    epoch: int
+    signs: tuple[Sign, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """The coordinator found that ``rank`` of this node keeps the job waiting in ``epoch``: its agent ends its workers, as after a crash."""
+
+    host: Host
+    incarnation: Incarnation
+    epoch: int
+    rank: int
+    text: str
+    act: bool = True
+    """False: told for people only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,12 +548,13 @@ class End:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a node's workers are; ``step_s`` is the median duration of the last steps in seconds, 0 if unknown. ``time``: when that was
-    so by the writer's wall clock, for people only."""
+    so by the writer's wall clock, for people only. ``busy_s``: what its slowest worker computes of a step, without waiting for others."""
 
     host: Host
     step: int
     step_s: float
     time: float = 0.0
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from tmrun.core import admission, transactions
+from tmrun.core import admission, policy, transactions
 from tmrun.core import migration as judging
 from tmrun.core.failure import is_echo
 from tmrun.core.membership import Job, natural
 from tmrun.core.model import (
+    Cause,
     Done,
     Doubt,
     End,
+    Evidence,
     Host,
     Incarnation,
     JobState,
@@ -37,6 +39,7 @@ from tmrun.core.model import (
     Rehearsal,
     Run,
     Seat,
+    Sign,
     Spec,
     Trouble,
     Vote,
@@ -52,13 +55,8 @@ KILLED = 137
 MAX_RECORDED = 8
 """Slots whose ranks keep a record of their own for rehearsals; all others share one a role."""
 
-EXIT_LOST = 76
-"""What a worker ends with that lost its agent, or the sender of the state it was to take over: a machine's failure, not the program's."""
-
 
 SIGTERM = 15
-_PROGRAM_SIGNALS = (4, 5, 6, 7, 8, 11)
-"""ILL, TRAP, ABRT, BUS, FPE, SEGV: the process did it itself."""
 
 
 class Purpose(str, Enum):
@@ -109,6 +107,12 @@ class Group:
     """The epoch of the last Commit sent."""
     killed: str = ""
     """Why the agent killed them, if it did."""
+    step: int = -1
+    """In which the first that ended was, as far as is known."""
+    out_of_memory: bool = False
+    """The kernel killed one of them for want of memory."""
+    signs: tuple[Sign, ...] = ()
+    """How they look while they make no progress; empty: they move."""
 
     @property
     def gone(self) -> bool:
@@ -148,6 +152,9 @@ class Exited:
     pid: int
     code: int
     error: str = ""
+    step: int = -1
+    """In which it was, as far as is known."""
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +206,13 @@ class WorkerDoubts:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersStall:
+    """These make no progress; no signs: they move again."""
+
+    signs: tuple[Sign, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """A message of an effect was written to every worker."""
 
@@ -233,6 +247,7 @@ Fact = (
     | WorkerAnswered
     | WorkerLeft
     | WorkerDoubts
+    | WorkersStall
     | Sent
     | Killing
     | Forgotten
@@ -328,6 +343,8 @@ def observe(node: Node, fact: Fact) -> Node:
         return node
     if isinstance(fact, Forgotten):
         return _forget(node, node.group)
+    if isinstance(fact, WorkersStall):
+        return replace(node, group=replace(node.group, signs=fact.signs))
     return replace(node, group=_observe_group(node.group, fact))
 
 
@@ -340,8 +357,8 @@ def _forget(node: Node, group: Group) -> Node:
 
 def _observe_group(group: Group, fact: Fact) -> Group:
     match fact:
-        case Exited(pid, code, error):
-            return _exited(group, pid, code, error)
+        case Exited():
+            return _exited(group, fact)
         case WorkerJoined(rank):
             return replace(group, joined=group.joined | {rank})
         case WorkerWarm(rank, machine, rehearsal):
@@ -363,14 +380,15 @@ def _observe_group(group: Group, fact: Fact) -> Group:
             return group
 
 
-def _exited(group: Group, pid: int, code: int, error: str) -> Group:
-    if pid not in group.pids:
+def _exited(group: Group, fact: Exited) -> Group:
+    if fact.pid not in group.pids:
         return group
-    rank = group.pids.index(pid)
+    rank = group.pids.index(fact.pid)
     if rank in group.exits:
         return group
-    errors = {**group.errors, rank: error} if error else group.errors
-    return replace(group, exits={**group.exits, rank: code}, errors=errors)
+    errors = {**group.errors, rank: fact.error} if fact.error else group.errors
+    known = replace(group, step=max(group.step, fact.step), out_of_memory=group.out_of_memory or fact.out_of_memory)
+    return replace(known, exits={**group.exits, rank: fact.code}, errors=errors)
 
 
 def _sent(group: Group, effect: Prepare | Commit | Abort) -> Group:
@@ -382,7 +400,14 @@ def _sent(group: Group, effect: Prepare | Commit | Abort) -> Group:
     purpose = Purpose.ACTIVE if stays else group.purpose
     slot = effect.slot if stays else group.slot
     return replace(
-        group, commit_sent=effect.map.epoch, epoch=effect.map.epoch, purpose=purpose, slot=slot, generation=effect.map.generation, doubt=""
+        group,
+        commit_sent=effect.map.epoch,
+        epoch=effect.map.epoch,
+        purpose=purpose,
+        slot=slot,
+        generation=effect.map.generation,
+        doubt="",
+        signs=(),
     )
 
 
@@ -411,11 +436,27 @@ def reconcile(node: Node, job: Job) -> Effect | None:
         return _ended_badly(node, job, group)
     if group.gone:
         return _ended_well(node, job, group)
+    frozen = _frozen(node, job, group)
+    if frozen:
+        return Kill(frozen)
     if group.purpose is Purpose.ACTIVE and group.generation < job.map.generation:
         return Kill(f"restart as generation {job.map.generation}", gently=not group.joined)
     if group.purpose is Purpose.STANDBY and _seated_unprepared(node, job, group, job.map):
         return Kill(f"epoch {job.map.epoch} gives this node ranks that these workers are not prepared for")
     return _migration(node, job, group) or (_active if group.purpose is Purpose.ACTIVE else _standby)(node, job, group, job.map)
+
+
+def _frozen(node: Node, job: Job, group: Group) -> str:
+    """Why the workers must end now although they live: the coordinator says that they keep the job waiting, or they are frozen and hold
+    no rank that it would judge."""
+    assert job.map is not None
+    order = job.evicted(node.me)
+    if order is not None and not order.act:
+        order = None
+    if group.purpose is Purpose.ACTIVE and job.map.seats[group.slot] == node.me:
+        return order.text if order is not None and group.epoch == order.epoch else ""
+    dead = [s for s in group.signs if s.evidence in (Evidence.STOPPED, Evidence.MUTE)]
+    return f"worker {dead[0].rank} is {dead[0].evidence.value}" if dead else ""
 
 
 def _seated_unprepared(node: Node, job: Job, group: Group, current: RankMap) -> bool:
@@ -547,10 +588,17 @@ def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     if order is not None:
         code, text = KILLED, f"replaced by an operator ({order.reason})"
     rank = job.spec.ranks(group.slot)[local]
-    crashed = code - 128 in _PROGRAM_SIGNALS and not group.joined  # what can only be restarted is restarted as often as it was allowed to
-    software = (code < 128 and code != EXIT_LOST) or crashed
+    hung = job.evicted(node.me)
+    if hung is not None and group.killed == hung.text:
+        return _trouble_of(node, job, group, hung.rank, code, hung.text, Cause.HANG)
+    return _trouble_of(node, job, group, rank, code, text, policy.cause_of(code, out_of_memory=group.out_of_memory))
+
+
+def _trouble_of(node: Node, job: Job, group: Group, rank: int, code: int, text: str, cause: Cause) -> Trouble:
+    crashed = cause is Cause.CRASH and not group.joined  # what can only be restarted is restarted as often as it was allowed to
+    software = cause is Cause.PROGRAM or crashed
     echo = software and is_echo(code, text, ())
-    return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software, echo)
+    return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software, echo, cause, group.step)
 
 
 def _ended_well(node: Node, job: Job, group: Group) -> Effect:
@@ -638,7 +686,7 @@ def _active(node: Node, job: Job, group: Group, current: RankMap) -> Effect | No
     if current.seats[group.slot] == node.me:
         if job.replacement(node.me.host):
             return Kill("an operator replaces this node")
-        return _claim(node, job, group, current, group.slot) or _cool(node, job) or _doubt(node, job, group)
+        return _claim(node, job, group, current, group.slot) or _cool(node, job) or _stall(node, job, group) or _doubt(node, job, group)
     if group.commit_sent == current.epoch and not job.told_failed(group.slot):
         return None  # it hands its state over
     return Kill(f"slot {group.slot} belongs to {current.seats[group.slot].host} now")
@@ -650,6 +698,15 @@ def _cool(node: Node, job: Job) -> Effect | None:
     if member is None or member.value.incarnation != node.me.incarnation or not member.value.warm:
         return None
     return _submit(transactions.update_member(job, replace(member.value, warm=False), node.lease))
+
+
+def _stall(node: Node, job: Job, group: Group) -> Effect | None:
+    """Say how our workers look while they make no progress, and that they do again."""
+    told = job.stalls.get(node.me.host)
+    known = told.signs if told is not None and (told.incarnation, told.epoch) == (node.me.incarnation, job.epoch) else ()
+    if known == group.signs or not job.alive(node.me):
+        return None
+    return _submit(transactions.report_stall(job, node.me, group.signs, node.lease))
 
 
 def _doubt(node: Node, job: Job, group: Group) -> Effect | None:

@@ -6,13 +6,14 @@ Pure arithmetic on snapshots; answers come with their reason. May not know: tran
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tmrun.core import placement, policy
 from tmrun.core.admission import Fit
 from tmrun.core.errors import UsageError
 from tmrun.core.membership import Job, fitness, natural
-from tmrun.core.model import Member, Move, Resume, Seat, Vote, WorkerVote
+from tmrun.core.model import Host, Member, Move, Resume, Seat, Vote, WorkerVote
 
 
 def standby_count(text: str, nnodes: int) -> int:
@@ -30,8 +31,9 @@ def standby_count(text: str, nnodes: int) -> int:
 
 
 def first_seats(job: Job) -> tuple[Seat, ...]:
-    """Seats of the first map, or of a restart: whoever holds a slot and lives keeps it, then hosts get the slot
-    that they asked for (``--node-rank``), the rest go to free hosts in natural order.
+    """Seats of the first map, or of a restart: whoever holds a slot and lives keeps it, then hosts get the slot that they asked for
+    (``--node-rank``), the rest go to free hosts in natural order, by place first; the hosts that stay spare are spread over the failure
+    domains.
 
     Shorter than nnodes when there are too few hosts.
     """
@@ -40,16 +42,24 @@ def first_seats(job: Job) -> tuple[Seat, ...]:
     if job.map:
         kept = [job.members[s.host].value.seat if s.host in job.members and not job.draining(s.host) else None for s in job.map.seats]
     taken = {s.host for s in kept if s}
-    free = [m.seat for m in _eligible(job, warm_only=False) if m.host not in taken]
-    asked = {m.node_rank: m.seat for m in reversed(_eligible(job, warm_only=False)) if m.seat in free}
+    able = [m for m in _eligible(job, warm_only=False) if m.host not in taken]
+    asked = {m.node_rank: m for m in reversed(able)}
     for slot, seat in enumerate(kept):
         if seat is None and slot in asked:
-            kept[slot] = asked[slot]
-            free.remove(asked[slot])
+            kept[slot] = asked[slot].seat
+            able.remove(asked[slot])
+    free = _in_order(able, kept.count(None))
     for slot, seat in enumerate(kept):
         if seat is None and free:
             kept[slot] = free.pop(0)
     return tuple(s for s in kept if s)
+
+
+def _in_order(free: list[Member], wanted: int) -> list[Seat]:
+    places = {m.host: placement.place_of(m.labels) for m in sorted(free, key=lambda m: placement.place_of(m.labels))}
+    spare = set(placement.spares(places, max(0, len(free) - wanted)))  # type: ignore[arg-type]  # a Host is a str
+    seats = {m.host: m.seat for m in free}
+    return [seats[host] for host in places if host not in spare]
 
 
 def _eligible(job: Job, *, warm_only: bool) -> list[Member]:
@@ -77,35 +87,41 @@ class Plan:
     why: str
 
 
-def plan_moves(job: Job, slots: Sequence[int], to: str = "") -> Plan:
-    """Give each leaving slot a warm joiner, one that has rehearsed it if there is one.
-
-    A machine whose workers just failed, or that is worse than the job's, is taken only when no other is warm.
-    """
+def plan_moves(job: Job, slots: Sequence[int], to: str = "", resting: Collection[Host] = ()) -> Plan:
+    """Give each leaving slot a warm joiner: rather not a machine whose workers just failed, none in a domain that was lost, none that is
+    worse than the job's, one that failed seldom, one that has rehearsed the slot, one near the leaver. ``resting``: lemons that have not
+    cooled down yet."""
     assert job.map is not None
-    free = standbys(job)
-    if to:
-        free = [m for m in free if m.host == to]
+    free = [m for m in standbys(job) if m.host not in resting and to in ("", m.host)]
     moves: list[Move] = []
     short: list[int] = []
     for slot in slots[:MAX_MOVES]:
         if free:
-            joiner = min(free, key=lambda m: _preference(job, m, slot, slots))
+            joiner = min(free, key=lambda m: _reluctance(job, m, slot, slots))
             free.remove(joiner)
             moves.append(Move(slot, job.map.seats[slot], joiner.seat))
         else:
             short.append(slot)
     text = ", ".join(f"slot {m.slot} {m.leaver.host} -> {m.joiner.host}" for m in moves)
+    tired = [m.host for m in standbys(job) if m.host in resting]
     lacking = f"no warm standby for slot {', '.join(map(str, short))}" if short else ""
+    if short and tired:
+        lacking += f" ({', '.join(tired)} failed {policy.LEMON} times in a row and cools down)"
     return Plan(tuple(moves), tuple(short), "; ".join(x for x in (text, lacking) if x))
 
 
-def _preference(job: Job, member: Member, slot: int, slots: Sequence[int]) -> tuple[bool, Fit, int]:
+def _reluctance(job: Job, member: Member, slot: int, slots: Sequence[int]) -> tuple[bool, bool, Fit, int, int, int]:
     """Lowest first; what another leaving slot's role was rehearsed for is left to that one."""
-    assert job.map is not None and job.spec is not None
+    current = job.map
+    assert current is not None and job.spec is not None
+    here = placement.place_of(member.labels)
+    leaver = current.places[slot] if slot < len(current.places) else ""
+    suspect = placement.inside(here, placement.lost(current.places, slots))
     rehearsed = member.rehearsal.rank // job.spec.nproc if member.rehearsal else -1
-    other = 2 if rehearsed in slots else 1
-    return job.map.slot_of_host(member.host) is not None, fitness(job, member).fit, 0 if rehearsed == slot else other
+    other = 0 if rehearsed == slot else 2 if rehearsed in slots else 1
+    failed_itself = current.slot_of_host(member.host) is not None
+    fit, strikes = fitness(job, member).fit, policy.strikes(job.maps, member.host)
+    return failed_itself, suspect, fit, strikes, other, placement.distance(here, leaver)
 
 
 def next_step(workers: Sequence[WorkerVote]) -> int:

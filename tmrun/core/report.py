@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tmrun.core import codec, coordinator, details
+from tmrun.core import codec, coordinator, details, hang, straggler
 from tmrun.core.membership import Job, known_hosts, node_state
 from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Receiving, Timing
 
@@ -45,7 +45,7 @@ def status(
         "step_s": max((p.step_s for p in active), default=None),
         "coordinator": job.leader.value.host if job.leader else None,
         "exit_code": job.end.exit_code if job.end else None,
-        "checks": checks(job),
+        "checks": [*checks(job), *slow_nodes(job, steps)],
         "paused": {"reason": job.pause.reason} if job.pause else None,
         "migration": details.migration(job, timings, min((p.step for p in active), default=None)),
         "requests": details.open_requests(job),
@@ -114,9 +114,21 @@ def checks(job: Job) -> list[dict[str, str]]:
         found += details.checks(job)
     if job.pause is not None and job.end is None:
         found.append({"code": "PAUSED", "text": coordinator.held_back(job)})
+    stuck = hang.finding(job) if job.end is None else None
+    if stuck is not None:
+        found.append({"code": "HANG", "text": stuck.why})
     if job.end is None and job.leader is None:
         found.append({"code": "NO_COORDINATOR", "text": "no agent coordinates at the moment"})
     return found
+
+
+def slow_nodes(job: Job, steps: Mapping[Host, Progress]) -> list[dict[str, str]]:
+    """Seated nodes that compute longer than the others, by the latest measurements."""
+    if job.spec is None or job.map is None or job.spec.straggler == "off":
+        return []
+    busy = {s.host: steps[s.host].busy_s for s in job.map.seats if s.host in steps}
+    found = straggler.ratios(busy).items()
+    return [{"code": "SLOW_NODE", "text": f"{h} computes {r:.2f} times as long as the others"} for h, r in found]
 
 
 def history(maps: Iterable[RankMap], timings: Mapping[int, Sequence[Timing]], nproc: int) -> list[dict[str, Any]]:

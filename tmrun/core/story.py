@@ -22,6 +22,12 @@ class EventKind(str, Enum):
     STANDBY_CHANGED = "standby_changed"
     """A standby is warm, or cannot be one."""
     WORKERS_FAILED = "workers_failed"
+    WORKERS_STUCK = "workers_stuck"
+    """A rank keeps the others waiting."""
+    NODE_SLOW = "node_slow"
+    """... computes slower than the others, or no longer."""
+    NODE_LEAVES = "node_leaves"
+    """The machine is about to be taken away, or stays after all."""
     NODE_FENCED = "node_fenced"
     STORE = "store"
     """The store does not answer, or answers again."""
@@ -36,6 +42,8 @@ _OF_TXN = {
     "abort": EventKind.MIGRATION_ABORTED,
     "finish": EventKind.REQUEST_FINISHED,
     "force": EventKind.DRAIN_FORCED,
+    "evict": EventKind.WORKERS_STUCK,
+    "blame": EventKind.WORKERS_STUCK,
     "update": EventKind.STANDBY_CHANGED,
     "release": EventKind.WORKERS_FAILED,
 }

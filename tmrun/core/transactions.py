@@ -6,18 +6,23 @@ The guards are the protocol; removing one breaks an invariant (the model tests d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from tmrun.core import placement
 from tmrun.core.codec import encode
 from tmrun.core.membership import Job
 from tmrun.core.model import (
     Admin,
+    Cause,
     Comm,
     Done,
     Doubt,
     End,
+    Eviction,
     Head,
     Host,
+    Incident,
     Kind,
     Leader,
     Leaving,
@@ -33,7 +38,9 @@ from tmrun.core.model import (
     Resume,
     Run,
     Seat,
+    Sign,
     Spec,
+    Stall,
     Term,
     Trouble,
     Verb,
@@ -127,7 +134,8 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program
     epoch = job.epoch + 1
     last = job.head.value.last if job.head else 0
     master, port = _master(job, seats[0].host, job.restarts + (kind is Kind.RESTART))
-    new = RankMap(epoch, kind, seats, generation=epoch, reason=reason, program=program, master=master, master_port=port)
+    places = _places(job, seats)
+    new = RankMap(epoch, kind, seats, generation=epoch, reason=reason, places=places, program=program, master=master, master_port=port)
     ops = (
         Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, last))),
@@ -189,10 +197,12 @@ def commit(job: Job, resume: Resume) -> Txn:
     seats = list(job.map.seats)
     for move in migration.moves:
         seats[move.slot] = move.joiner
-    old, why = (job.map.master, job.map.master_port), migration.reason
+    old, why, moves = (job.map.master, job.map.master_port), migration.reason, migration.moves
     master, port = _master(job, seats[0].host, job.restarts) if 0 in migration.slots else old
-    kept = job.map.generation
-    new = RankMap(epoch, migration.kind, tuple(seats), kept, migration.id, migration.moves, resume, why, master=master, master_port=port)
+    kept, incidents, places = job.map.generation, _incidents(job, migration), _places(job, seats)
+    new = RankMap(
+        epoch, migration.kind, tuple(seats), kept, migration.id, moves, resume, why, incidents, places, master=master, master_port=port
+    )
     guards: list[Guard] = [*_as_leader(job), _head_unchanged(job)]
     for move in migration.moves:
         guards += [_member_unchanged(job, move.joiner), *_leaver_guard(job, migration.kind, move)]
@@ -206,6 +216,24 @@ def commit(job: Job, resume: Resume) -> Txn:
     leavers = [m.leaver for m in migration.moves] if migration.kind is Kind.DRAIN else []
     ops += [Put(job.keys.leaving(s.host), encode(Leaving(s.host, s.incarnation, epoch))) for s in leavers]
     return Txn(tuple(guards), tuple(ops), f"commit epoch {epoch}")
+
+
+def _places(job: Job, seats: Sequence[Seat]) -> tuple[str, ...]:
+    """Remembered with the map, because a host that is lost cannot be asked. One that is lost already is where it was."""
+    before = job.map.places if job.map else ()
+    found = []
+    for slot, seat in enumerate(seats):
+        member = job.members.get(seat.host)
+        known = before[slot] if slot < len(before) else ""
+        found.append(placement.place_of(member.value.labels) if member else known)
+    return tuple(found) if any(found) else ()
+
+
+def _incidents(job: Job, migration: Migration) -> tuple[Incident, ...]:
+    """What the job has to remember of a failure; the troubles themselves are forgotten with it."""
+    failed = migration.moves if migration.kind is Kind.FAILURE else ()
+    told = [(m.leaver.host, job.trouble(m.slot)) for m in failed]
+    return tuple(Incident(h, t.rank, t.cause) if t else Incident(h, -1, Cause.LOST) for h, t in told)
 
 
 def comm_ids(job: Job) -> dict[str, str]:
@@ -326,6 +354,23 @@ def report_doubt(job: Job, doubt: Doubt, lease: int) -> Txn:
     """My workers lost a connection and wait to be told why."""
     seat = Seat(doubt.host, doubt.incarnation)
     return Txn((_member_unchanged(job, seat),), (Put(job.keys.doubt(doubt.host), encode(doubt), lease),), f"report doubt of {doubt.host}")
+
+
+def report_stall(job: Job, seat: Seat, signs: tuple[Sign, ...], lease: int) -> Txn:
+    """How my workers look that make no progress; no signs: they move again."""
+    key = job.keys.stall(seat.host)
+    op = Put(key, encode(Stall(seat.host, seat.incarnation, job.epoch, signs)), lease) if signs else Delete(key)
+    return Txn((_member_unchanged(job, seat),), (op,), f"report {'a stall' if signs else 'progress'} of {seat.host}")
+
+
+def evict(job: Job, orders: tuple[Eviction, ...]) -> Txn:
+    """Order nodes to end their workers of this epoch; they report it as any other trouble."""
+    guards = (*_as_leader(job), *(_member_unchanged(job, Seat(o.host, o.incarnation)) for o in orders))
+    return Txn(
+        guards,
+        tuple(Put(job.keys.eviction(o.host), encode(o)) for o in orders),
+        f"{'evict' if all(o.act for o in orders) else 'blame'} {', '.join(o.host for o in orders)}",
+    )
 
 
 def end_job(job: Job, end: End, *, as_leader: bool) -> Txn:

@@ -95,6 +95,8 @@ class Mover:
         """Of those, the slots whose fault the store knows."""
         self.slow: set[int] = set()
         self.stopped: Term | None = None
+        self.halted_at = 0.0
+        """When the last step was entered by everybody."""
         self.switching = 0
         """Committed migrations whose joiners do not have their state yet."""
         self.restarting = False
@@ -263,7 +265,7 @@ class Mover:
     def _stop(self, slot: int) -> None:
         self.broken.add(slot)
         if self.stopped is None or self.switching:
-            self.stopped = Term.DETECT
+            self.stopped, self.halted_at = Term.DETECT, self.now
 
     def _tell(self, m: int, life: int, event: Event) -> None:
         machine = self.machines[m]
@@ -366,7 +368,7 @@ class Mover:
         slots, every = migration.slots, self.costs.snapshot.every_steps
         living = [s for m, s in self.slots.items() if self.machines[m].state is State.READY and s not in slots and s not in self.broken]
         newest = self.step - self.step % every if self.snapshots else None
-        return Parked(self.shape, self.step, newest, self.copied_at).votes(slots, living)
+        return Parked(self.shape, self.step, newest, self.copied_at, self.now - self.halted_at).votes(slots, living)
 
     def _movers_vote(self, number: int) -> None:
         migration = self.world.job().open_migration

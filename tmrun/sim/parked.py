@@ -27,6 +27,8 @@ class Parked:
     step: int
     newest: int | None
     copied_at: Mapping[int, int]
+    idle_s: float = 0.0
+    """Since the last vote was entered."""
 
     def votes(self, moved: Collection[int], living: Collection[int]) -> dict[int, tuple[WorkerVote, ...]]:
         """Slot -> the votes of its workers; ``living``: slots that stay and work."""
@@ -49,4 +51,4 @@ class Parked:
                 kept[self.newest] = (own, ward) if self.newest >= self.copied_at.get(slot, 0) else (own,)
             ranks = tuple(s * nproc + local for s in witnessed)
             known = {self.step - 1: ranks} if ranks else {}
-            yield WorkerVote(own, self.step, self.step, tuple(s * nproc + local for s in covers), kept, known)
+            yield WorkerVote(own, self.step, self.step, tuple(s * nproc + local for s in covers), kept, known, self.idle_s)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from tmrun.core import coordinator, membership, migration, transactions
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, Stored, fold
-from tmrun.core.model import FENCED_SHARE, Done, Host, Incarnation, Member, Operation, Run, Seat, Spec, Trouble, Verb, Vote
+from tmrun.core.model import FENCED_SHARE, UNSEEN_SHARE, Done, Host, Incarnation, Member, Operation, Run, Seat, Spec, Trouble, Verb, Vote
 from tmrun.core.txn import Delete, KeyValue, Txn
 from tmrun.store.api import Changed, Resync, WatchEvent
 from tmrun.store.memory import MemoryWorld
@@ -239,8 +239,8 @@ class JobWorld:
         limits = {
             "migration": spec.prepare_deadline_s,
             "taking": spec.prepare_deadline_s,
-            "parked": ttl * FENCED_SHARE,
-            "gone": ttl,
+            "parked": max(0.0, ttl * FENCED_SHARE - coordinator.idle_s(self.job())),
+            "gone": ttl * UNSEEN_SHARE,
             "suspect": ttl,
             "doubt": ttl * coordinator.DOUBT_SHARE,
             "no": spec.node_wait_s,

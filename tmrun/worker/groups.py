@@ -63,6 +63,10 @@ class Switch(Protocol):
     def settled(self) -> bool:
         """Whether no collective is under way, as far as is known."""
 
+    @property
+    def started(self) -> int:
+        """How many collectives were started on this communicator; callable from any thread."""
+
 
 class Switching(Protocol):
     """How one process switches: makes the switches of its groups, and holds what they share."""

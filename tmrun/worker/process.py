@@ -26,6 +26,7 @@ from tmrun.worker.link import Link
 from tmrun.worker.live import Live
 from tmrun.worker.pace import Pace
 from tmrun.worker.priority import Priority
+from tmrun.worker.pulse import Pulse
 from tmrun.worker.record import Recorder, Replay
 from tmrun.worker.snapshot import Snapshots
 from tmrun.worker.state import State
@@ -86,6 +87,7 @@ class Process:
     live: Live
     sandboxed: bool
     """Whether process groups are stand-ins."""
+    pulse: Pulse
     board: Board = field(default_factory=Board)
     state: State = field(default_factory=State)
     ledger: Ledger = field(default_factory=Ledger)

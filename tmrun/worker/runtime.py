@@ -42,8 +42,25 @@ from torch._C._distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from tmrun import wire
+from tmrun.beacon import ENV_BEACON
 from tmrun.core.errors import WorkerError
-from tmrun.worker import coverage, faults, fixups, handover, identity, mail, record, sandbox, snapshot, standby, stayer, suspects, vote
+from tmrun.core.watchdog import Place
+from tmrun.worker import (
+    coverage,
+    faults,
+    fixups,
+    handover,
+    identity,
+    mail,
+    pulse,
+    record,
+    sandbox,
+    snapshot,
+    standby,
+    stayer,
+    suspects,
+    vote,
+)
 from tmrun.worker.api import Step, check_entered
 from tmrun.worker.board import Pending
 from tmrun.worker.comm import Making
@@ -76,7 +93,7 @@ class _InStep:
 def from_environment() -> Runtime:
     """The runtime of a process that an agent spawned."""
     who = identity.from_environment()
-    return Runtime(Process(who, Link(who.socket, who.local_rank), Live(who), who.standby))
+    return Runtime(Process(who, Link(who.socket, who.local_rank), Live(who), who.standby, pulse.from_environment()))
 
 
 class Runtime:
@@ -122,6 +139,7 @@ class Runtime:
             self._process.priority.lower()
             self._redirection.start()
         self._prepare_tape()
+        self._process.pulse.start(os.environ.get(ENV_BEACON))
         self._process.link.start(partial(mail.deliver, self._process))
 
     def _prepare_tape(self) -> None:
@@ -184,6 +202,7 @@ class Runtime:
     def add_ddp(self, model: DistributedDataParallel) -> None:
         """User code made a DDP instance."""
         self._process.state.ddps.append(model)
+        pulse.sample_ddp(model)
         if self.sandboxed and self._process.live.switching.needs_stand_in:
             sandbox.isolate(model)
 
@@ -230,6 +249,7 @@ class Runtime:
             raise
         finally:
             self._process.phase = Phase.DONE
+            self._process.pulse.at(Place.DONE)
         self._process.link.send(wire.Finished(total))
 
     def _one(self, number: int) -> Iterator[Step]:
@@ -276,6 +296,7 @@ class Runtime:
             self._process.meter.begin()
         else:
             self._process.pace.begin()
+            self._process.pulse.begin(self._process.who.epoch, int(step), self._process.live.groups, self._process.world)
             if self._process.pace.due():
                 self._process.report_progress(int(step))
 
@@ -293,6 +314,8 @@ class Runtime:
         finally:
             self._open = None
             self._process.live.arm(False)
+            if not self.sandboxed:
+                self._process.pulse.at(Place.BETWEEN)
         step.committed = current.voted and error is None
         if step.committed and current.late is None:
             self._count(current.number)
@@ -340,6 +363,7 @@ class Runtime:
         cold = self._first_step_done() if process.recorder is not None else {}
         process.counters.done += 1
         process.counters.since_reset += 1
+        process.pulse.done(process.state.ddps)
         resumed = process.pace.end()
         if resumed is not None:
             epoch, redo_s, pause_s = resumed
@@ -402,7 +426,8 @@ class Runtime:
         ballot = vote.Ballot(current.number, ready=ready, held=snapshots.held, every=snapshots.every(process.pace.step_s))
         assert process.live.control is not None
         place = (process.rank, process.who.local_world)
-        tally = process.ledger.vote(process.live.control.backend, place, process.state, ballot)
+        with process.pulse.voting():
+            tally = process.ledger.vote(process.live.control.backend, place, process.state, ballot)
         if self._fault is not None and self._fault(current.number, "lose_vote"):
             process.board.wait(lambda: process.board.failure is not None, 60)
             raise VoteBroken("lost on purpose")
@@ -442,7 +467,8 @@ class Runtime:
             raise _between(dist.DistBackendError("Connection closed: a rank was lost"))
         if not (self.sandboxed or live.groups.poisoned or (self._open is not None and live.failing)):
             try:
-                return self._heard(original, args, kwargs)
+                with self._process.pulse.waiting():
+                    return self._heard(original, args, kwargs)
             except RuntimeError as error:
                 if self._between_steps and self._process.is_communication(error):
                     raise _between(error) from error

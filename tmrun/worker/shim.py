@@ -151,6 +151,11 @@ class ShimSwitch:
         started, completed, failed, _ = self._shim.counts()
         return bool(completed + failed >= started)
 
+    @property
+    def started(self) -> int:
+        """Collectives started."""
+        return int(self._shim.counts()[0])
+
 
 class ShimSwitching:
     """This process's way of switching."""

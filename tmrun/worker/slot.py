@@ -36,6 +36,7 @@ class SlotSwitch:
         self._fake = fake
         self._next = _FIRST_TYPE
         self._poison: FakeProcessGroup | None = None
+        self._current: Any = None if fake else pg._get_backend(torch.device("cpu"))
 
     @property
     def room(self) -> int:
@@ -76,8 +77,15 @@ class SlotSwitch:
         """Not known, so nobody has to wait."""
         return True
 
+    @property
+    def started(self) -> int:
+        """By the backend's own count; a stand-in has none."""
+        current = self._current
+        return 0 if current is None or isinstance(current, FakeProcessGroup) else int(current._get_sequence_number_for_group())
+
     def _select(self, kind: dist.ProcessGroup.BackendType, backend: Any) -> None:
         select(self._pg, kind, backend)
+        self._current = backend
         selected = self._pg._get_backend(torch.device("cpu"))
         assert selected is backend, (self._pg.group_name, kind, selected)
 

@@ -12,6 +12,7 @@ import os
 import time
 
 from tmrun import wire
+from tmrun.core.watchdog import Place
 from tmrun.worker import coverage, fixups, handover, mail, roles, sandbox, stayer
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Role
@@ -26,6 +27,7 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     assert replay is not None
     report = coverage.rehearsal(process.rank, rehearsed_s, SETTLED_STEPS, replay)
     process.link.send(wire.Warm(coverage.machine(process.meter.step_s, process.who.local_world), report))
+    process.pulse.at(Place.PARKED)
     pending, phases = _await_commit(process)
     commit = pending.commit
     assert commit is not None
@@ -46,6 +48,7 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     phases["state"] = time.monotonic() - began
     os.environ.pop(wire.ENV_REHEARSING, None)
     handover.restart_snapshots(process, commit.target)
+    process.pulse.switched()
     process.pace.switched(commit.epoch, redo=False)
     process.link.send(wire.Switched(commit.epoch, commit.target, phases, received))
     return commit.target

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
+from tmrun.core.watchdog import Place
 from tmrun.worker import fixups, handover
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Status
@@ -36,6 +37,7 @@ class Stop:
 def stop_here(process: Process, pending: Pending, number: int) -> None:
     """The agreed boundary before step ``number``: wait for the decision, carry it out."""
     process.report_progress(number)
+    process.pulse.at(Place.PARKED)
     began = time.monotonic()
     process.board.wait(lambda: pending.gone or pending.commit is not None)
     if pending.commit is None:
@@ -48,6 +50,7 @@ def stop_here(process: Process, pending: Pending, number: int) -> None:
     process.ledger.switched()
     switch_s = process.live.install(pending, process.board)
     handover.restart_snapshots(process, number)
+    process.pulse.switched()
     process.pace.switched(pending.commit.epoch, redo=False)
     phases = {"detect": 0.0, "wait": waited, "switch": switch_s, "state": 0.0}
     process.link.send(wire.Switched(pending.commit.epoch, number, phases))
@@ -65,6 +68,7 @@ def _leave(process: Process, pending: Pending, number: int) -> NoReturn:
 def park(process: Process, step: int) -> Pending:
     """Wait, with everything as it is, until a failure migration is committed. ``step`` is the one that has not happened here."""
     process.report_progress(step)
+    process.pulse.at(Place.PARKED)
     while True:
         pending = _await_failure(process)
         if _refused(process, pending) or not await_build(process, pending):
@@ -76,7 +80,15 @@ def park(process: Process, step: int) -> Pending:
         groups, kept = pending.build.built.ranks, pending.build.built.kept
         process.link.send(
             wire.Prepared(
-                pending.id, step=step, next_step=step, covers=covers, groups=groups, snapshots=holdings, kept=kept, witnessed=witnessed
+                pending.id,
+                step=step,
+                next_step=step,
+                covers=covers,
+                groups=groups,
+                snapshots=holdings,
+                kept=kept,
+                witnessed=witnessed,
+                idle_s=process.pulse.idle_s,
             )
         )
         if await_decision(process, pending):
@@ -144,5 +156,6 @@ def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None
         "switch": switch_s,
         "state": time.monotonic() - began if sent else 0.0,
     }
+    process.pulse.switched()
     process.pace.switched(commit.epoch, redo=undo is not None or commit.rollback)
     process.link.send(wire.Switched(commit.epoch, commit.target, phases, sent))

@@ -1,0 +1,80 @@
+"""What the coordinator makes of the agents' reports: whom it blames, once, and what it does when nobody is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_core import KEYS, running, seat
+
+from tmrun.core import codec, coordinator, hang
+from tmrun.core.coordinator import Timers
+from tmrun.core.membership import Job
+from tmrun.core.model import Eviction, Evidence, Host, Kind, Leader, Resume, Sign, Stall, Term
+from tmrun.core.watchdog import Blame
+
+
+def stalled(job: Job, operations: tuple[int, ...], evidence: Evidence = Evidence.LATE, since_s: float = 700.0) -> Job:
+    """Every seated node reports; rank r entered ``operations[r]`` collectives of step 9."""
+    assert job.map is not None and job.spec is not None
+    stalls = {}
+    for slot, held in enumerate(job.map.seats):
+        signs = tuple(Sign(r, "STEP", 9, operations[r], evidence, since_s) for r in job.spec.ranks(slot))
+        stalls[held.host] = Stall(held.host, held.incarnation, job.epoch, signs)
+    return replace(job, stalls=stalls)
+
+
+def ordered(job: Job) -> list[Eviction]:
+    decision = coordinator.decide(job, coordinator.observe(Timers(), job, 0.0), 0.0)
+    puts = [op for op in (decision.txn.ops if decision.txn else ()) if hasattr(op, "value") and "eviction" in op.key]
+    return [codec.decode(Eviction, op.value) for op in puts]
+
+
+def uniform(job: Job) -> tuple[int, ...]:
+    assert job.spec is not None
+    return (3,) * job.spec.world
+
+
+@pytest.fixture
+def job() -> Job:
+    return running((KEYS.leader, Leader(Host("a"), seat("a").incarnation, 1)), (KEYS.term, Term(1)))
+
+
+def test_the_one_behind_is_ordered_out_once(job: Job) -> None:
+    assert job.map is not None
+    stuck = stalled(job, (*uniform(job)[:-1], 1))
+    (order,) = ordered(stuck)
+    assert (order.host, order.act) == (job.map.seats[-1].host, True)
+    assert "entered 1 of its collectives, others 3" in order.text
+    assert ordered(replace(stuck, evictions={order.host: order})) == []
+    early = stalled(job, (*uniform(job)[:-1], 1), since_s=70.0)
+    (told,) = ordered(early)
+    assert not told.act, "first it is only told"
+    assert ordered(replace(early, evictions={told.host: told})) == []
+    assert ordered(replace(stuck, evictions={told.host: told})) == [order]
+    frozen = stalled(job, uniform(job))
+    last = frozen.stalls[order.host]
+    stopped = replace(last, signs=(*last.signs[:-1], replace(last.signs[-1], evidence=Evidence.STOPPED, since_s=2.1)))
+    assert ordered(replace(frozen, stalls={**frozen.stalls, order.host: stopped}))[0].act, "a frozen one is not waited for"
+    assert ordered(replace(stuck, spec=replace(stuck.spec, hang_action="notify")))[0].act is False  # type: ignore[type-var]
+
+
+def test_reports_of_an_older_epoch_or_life_are_ignored(job: Job) -> None:
+    stuck = stalled(job, (*uniform(job)[:-1], 1))
+    old = {h: replace(s, epoch=s.epoch - 1) for h, s in stuck.stalls.items()}
+    assert hang.finding(replace(stuck, stalls=old)) is None
+
+
+def test_everybody_at_the_same_place_is_connected_anew_and_then_it_is_the_program(job: Job) -> None:
+    stuck = stalled(job, uniform(job))
+    found = hang.finding(stuck)
+    assert found is not None and found.blame is Blame.NOBODY
+    timers = coordinator.observe(Timers(), stuck, 0.0)
+    assert "waiting 599 s more" in coordinator.decide(stuck, timers, 1.0).reason
+    decision = coordinator.decide(stuck, coordinator.observe(timers, stuck, 1000.0), 1000.0)
+    assert decision.txn is not None and decision.txn.name.startswith("propose failure")
+    assert stuck.map is not None and stuck.spec is not None
+    again = replace(stuck, map=replace(stuck.map, kind=Kind.FAILURE, resume=Resume(9)), spec=replace(stuck.spec, max_restarts=0))
+    end = coordinator.decide(again, coordinator.observe(timers, again, 1000.0), 1000.0)
+    assert end.txn is not None and end.txn.name == "end job: failed"
+    assert "all" in end.reason and "again" in end.reason
