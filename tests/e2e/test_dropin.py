@@ -36,10 +36,6 @@ def main():
     sys.stdout.write(f"store {store.add('mine', 1) >= 1} {dist.is_torchelastic_launched()} {ours}\\n")
     dist.barrier()
     print("env", dict(os.environ), flush=True) if rank0 else None
-    place = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    dist.destroy_process_group()
-    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), **place)  # what tmrun refuses in scripts that it moves
-    dist.barrier()
     dist.destroy_process_group()
 
 main()
