@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -171,6 +174,38 @@ def test_cut_connections_become_quiet(pair: Any) -> None:
         assert time.monotonic() < deadline
     spinning = comm_gloo.Connections(threads=frozenset({threading.get_native_id()}))
     assert not spinning.quiet(), "the thread that asks is running"
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        return ours, server.accept()[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "listener", "other connection", "closed"])
+def test_a_descriptor_that_is_another_file_by_now_is_left_alone(kind: str) -> None:
+    first, second = tcp_pair()
+    number = first.fileno()
+    inode = str(Path(f"/proc/self/fd/{number}").readlink())
+    connections = comm_gloo.Connections(frozenset({(number, inode)}))
+    with contextlib.ExitStack() as stack:
+        spare = os.dup(number)  # the connection itself lives on
+        stack.callback(os.close, spare)
+        stack.enter_context(second)
+        first.detach()
+        os.close(number)
+        match kind:
+            case "pipe":
+                for end in os.pipe():
+                    stack.callback(os.close, end)
+            case "listener":
+                stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            case "other connection":
+                for each in tcp_pair():
+                    stack.enter_context(each)
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        assert connections.abort() == 0
+        assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was left open"  # noqa: PTH208
 
 
 # -- board --------------------------------------------------------------------------------------------------------------------------

@@ -137,14 +137,17 @@ def cpu_times(threads: Iterable[int]) -> list[tuple[str, str] | None]:
 
 def _shut(descriptor: int, inode: str, how: int) -> bool:
     try:
-        duplicate = socket.socket(fileno=os.dup(descriptor))
+        duplicate = os.dup(descriptor)
     except OSError:
         return False
-    with duplicate:
+    if str(Path(f"/proc/self/fd/{duplicate}").readlink()) != inode:  # the number is another file's by now, maybe not even a socket's
+        os.close(duplicate)
+        return False
+    with socket.socket(fileno=duplicate) as connection:
         try:
-            if str(Path(f"/proc/self/fd/{duplicate.fileno()}").readlink()) != inode or not _is_connection(duplicate):
+            if not _is_connection(connection):
                 return False
-            duplicate.shutdown(how)
+            connection.shutdown(how)
         except OSError:
             return False
     return True
