@@ -47,6 +47,7 @@ class JobWorld:
         self._leases: dict[int, int] = {}
         self._pruned = 0
         self._job: Job | None = None
+        self._changed: dict[str, KeyValue | None] = {}
         self._entries: dict[str, KeyValue] = {}
         self._members: dict[Host, Stored[Member]] = {}
         self._runs: dict[int, Stored[Run]] = {}
@@ -174,6 +175,9 @@ class JobWorld:
         from fold to fold. The result is that of one fold over everything (the tests compare).
         """
         self.store.pump()
+        if self._changed:
+            self._take(self._changed)
+            self._changed = {}
         if self._job is None:
             found = fold(self.keys, self._entries.values())
             job = replace(found, members=dict(self._members), runs=dict(self._runs))
@@ -185,16 +189,17 @@ class JobWorld:
     def _heard(self, event: WatchEvent) -> None:
         changes = [Changed(e.key, e, e.mod_revision) for e in event.listing.entries] if isinstance(event, Resync) else [event]
         self._job = None
-        for change in changes:
-            self._forget(change.key)
-            if change.value is None:
-                continue
-            part = fold(self.keys, (change.value,))
-            self._members.update(part.members)
-            self._runs.update(part.runs)
-            self._of_key[change.key] = next(iter(part.members), None), next(iter(part.runs), None)
-            if not part.members and not part.runs:
-                self._entries[change.key] = change.value
+        self._changed.update({c.key: c.value for c in changes})
+
+    def _take(self, changed: Mapping[str, KeyValue | None]) -> None:
+        for key in changed:
+            self._forget(key)
+        part = fold(self.keys, [kv for kv in changed.values() if kv is not None])
+        self._members.update(part.members)
+        self._runs.update(part.runs)
+        self._of_key.update({m.key: (host, None) for host, m in part.members.items()})
+        self._of_key.update({r.key: (None, slot) for slot, r in part.runs.items()})
+        self._entries.update({k: kv for k, kv in changed.items() if kv is not None and k not in self._of_key})
 
     def _forget(self, key: str) -> None:
         host, slot = self._of_key.pop(key, (None, None))
