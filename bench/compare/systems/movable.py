@@ -1,6 +1,7 @@
 """tmrun: one launcher a host, a store that the first host runs (between namespaces: one of three on each of the first three hosts).
 
-Tuned: ``--lease-ttl 2`` in place of 15, which is what a node that vanishes without a word costs.
+Tuned: ``--lease-ttl 2`` in place of 15, which is what a node that vanishes without a word costs, and ``--hang-timeout 2``. A straggler
+is only told of unless a policy is asked for: here ``--straggler drain``.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class Tmrun(System):
 
     def argv(self, name: str) -> list[str]:
         """See ``System``."""
-        lease = ["--lease-ttl", "2"] if self.trial.tuned else []
+        tuning = ["--lease-ttl", "2", "--hang-timeout", "2"] if self.trial.tuned else []
+        policy = ["--straggler", "drain"] if self.trial.event == "straggler" else []
         return [
             *(self.python, "-m", "tmrun", "--nnodes", str(self.trial.nodes), "--nproc-per-node", "1", "--standby", str(self.standby)),
-            *("--rdzv-endpoint", self.endpoints, "--job", "bench", "--node-name", name, *lease),
+            *("--rdzv-endpoint", self.endpoints, "--job", "bench", "--node-name", name, *tuning, *policy),
             *self.work,
         ]
 
