@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "worker"))
@@ -123,8 +123,8 @@ def pauses(args: argparse.Namespace) -> str:
 class Job:
     """A launch of two nodes of two processes."""
 
-    def __init__(self, process: subprocess.Popen[bytes], environment: dict[str, str]) -> None:
-        self.process, self.environment = process, environment
+    def __init__(self, process: subprocess.Popen[bytes], environment: dict[str, str], output: IO[bytes]) -> None:
+        self.process, self.environment, self.output = process, environment, output
 
     def cli(self, *arguments: str) -> str:
         """Output of a verb; empty when it fails."""
@@ -140,7 +140,8 @@ class Job:
             if value and condition(value):
                 return value
             time.sleep(0.2)
-        raise SystemExit("the launch ended, or took too long")
+        self.output.seek(0)
+        raise SystemExit(f"the launch ended, or took too long:\n{self.output.read()[-3000:].decode()}")
 
     def last(self) -> dict[str, Any]:
         """The newest row of the history, once it is complete."""
@@ -155,8 +156,9 @@ def launched(standby: int, environment: dict[str, str]) -> Iterator[Job]:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}", "TEST_PACE_S": "0.05", **environment}
     shape = ["--local-nodes", str(2 + standby), "--nnodes", "2", "--nproc-per-node", "2", "--standby", str(standby)]
     argv = [sys.executable, "-m", "tmrun", "--job", "bench", *shape, str(PACED), "--steps", "1000000", "--print-every", "1000000"]
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    job = Job(process, env)
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    process = subprocess.Popen(argv, env=env, stdout=output, stderr=subprocess.STDOUT)
+    job = Job(process, env, output)
     try:
         job.wait(lambda s: s["standby"]["warm"] >= standby and s["state"] == "running" and (s["step"] or 0) > 10)
         time.sleep(2)
@@ -164,6 +166,7 @@ def launched(standby: int, environment: dict[str, str]) -> Iterator[Job]:
     finally:
         process.terminate()
         process.wait()
+        output.close()
 
 
 def kill(job: Job) -> None:
