@@ -51,7 +51,7 @@ _LOOK_S = 1.0
 """The store is asked so often whether the job has ended (and whether it answers); a watch usually tells at once."""
 _PAUSE_WAIT_S = 30.0
 STORE_DEADLINE_S = 5.0
-_FROZEN_S = 1.0
+_FROZEN_S = 2.0
 """However short the lease: a loaded machine may not let an agent beat for that long."""
 
 
