@@ -113,6 +113,22 @@ def test_signals_to_the_launcher(lab: Lab, script: Path, number: signal.Signals,
     assert lab.launches[0].wait(DEADLINE_S) == code
 
 
+def test_a_host_that_gets_sigterm_leaves_and_the_job_goes_on(lab: Lab, script: Path, tmp_path: Path) -> None:
+    with EmbeddedEtcd(tmp_path / "etcd") as etcd:
+        where = ("--etcd", etcd.url, "--job", "one")
+        for name in ("a", "b"):
+            lab.launch(*where, "--nnodes", "1", "--standby", "1", "--node-name", name, script=script, script_args=("sleep",))
+        wait_for("both", lambda: len(lab.status(*where).get("nodes", ())) == 2 and lab.status(*where)["state"] == "running")
+        spare = next(n["name"] for n in lab.status(*where)["nodes"] if n["role"] != "active")
+        leaver, stayer = lab.launches["ab".index(spare)], lab.launches["ba".index(spare)]
+        leaver.send_signal(signal.SIGTERM)
+        assert leaver.wait(DEADLINE_S) == 143
+        assert [n["name"] for n in lab.status(*where)["nodes"]] != [] and stayer.poll() is None
+        assert lab.status(*where)["state"] == "running"
+        assert lab.cli("stop", *where).returncode == 0
+        assert stayer.wait(DEADLINE_S) == 143
+
+
 BAD = {
     "no such script": (("nope.py",), 2, "script 'nope.py' does not exist"),
     "no such module is the program's own error": (("-m", "no_such_module_here"), 1, "job failed"),

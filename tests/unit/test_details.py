@@ -7,7 +7,7 @@ from typing import Any
 
 from test_core import KEYS, running, seat
 
-from tmrun.core import details, foresight
+from tmrun.core import details, foresight, report
 from tmrun.core.model import (
     Admin,
     Head,
@@ -20,6 +20,7 @@ from tmrun.core.model import (
     Phase,
     Progress,
     RankMap,
+    Receiving,
     Resume,
     Timing,
     Trouble,
@@ -70,6 +71,12 @@ def test_after_the_commit_it_goes_on_until_everybody_runs() -> None:
     assert details.migration(moved(), [*joiners, *stayers]) is None, "it is over"
     assert details.migration(moved(), joiners, step=7) is not None
     assert details.migration(moved(), joiners, step=8) is None, "a lost account does not keep it open"
+
+
+def test_state_on_its_way_is_told_for_joiners_only() -> None:
+    on_its_way = [Receiving(Host("s"), {2: (10, 40), 3: (20, 40)}), Receiving(Host("a"), {0: (1, 2)})]
+    status = report.status(moved(), [], [], receiving=on_its_way)
+    assert status["migration"]["transfers"] == [{"node": "s", "done": 30, "total": 80}]
 
 
 def test_many_names_are_counted() -> None:

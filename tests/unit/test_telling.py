@@ -221,6 +221,9 @@ def test_the_live_line_says_what_is_waited_for() -> None:
     assert "step 88231 (0.52 s a step)  epoch 11  standby 1/1 warm  node0 active" in line.plain
     assert "88231" not in gist, "a step alone is no news"
     moving, _ = launch_view.line({**job(8), "migration": MIGRATION}, ["node0", "node1"])
+    state = {"name": "state", "state": "now", "done": 0, "total": 8, "bytes": None, "detail": ""}
+    transfer = {**MIGRATION, "phases": [state], "transfers": [{"node": "node63", "done": 1_200_000_000, "total": 3_200_000_000}]}
+    assert "0/8  1.2 GB of 3.2 GB" in launch_view.line({**job(8), "migration": transfer}, ["node0"])[0].plain
     assert "epoch 12: node7 -> node63  prepare" in moving.plain and "40/65  waiting for stayer node9" in moving.plain
 
 

@@ -151,7 +151,7 @@ def test_where_a_pause_went_is_one_bar() -> None:
 
 
 def test_transfers_show_bytes_rate_and_what_is_left() -> None:
-    moving = {**MIGRATION, "transfers": [{"rank": 24, "done": 1.2e9, "total": 3.2e9, "rate": 1.1e9, "left_s": 1.8}]}
+    moving = {**MIGRATION, "transfers": [{"node": "node63", "done": 1.2e9, "total": 3.2e9, "rate": 1.1e9, "left_s": 1.8}]}
     text = "\n".join(line.plain for line in timeline.going_on(moving, 120))
     assert "1.2 GB of 3.2 GB at 1.1 GB/s, 1.80 s left" in text
 

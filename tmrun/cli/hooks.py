@@ -23,7 +23,7 @@ from tmrun.core.errors import UsageError
 
 TIMEOUT_S = 10.0
 _QUEUE = 256
-_SECRETS = ("TMRUN_SECRET", "TMRUN_ETCD_PASSWORD")
+_SECRETS = ("TMRUN_SECRET", "TMRUN_ETCD_PASSWORD", "TMRUN_EVENT_URL")
 ENV_EXEC, ENV_URL = "TMRUN_ON_EVENT", "TMRUN_EVENT_URL"
 
 
@@ -50,6 +50,8 @@ class Hooks:
 
     wanted: Wanted
     complain: Callable[[str], None]
+    pids: set[int] = field(default_factory=set)
+    """Programs that run now: children whose end is waited for here."""
     _queue: queue.Queue[dict[str, Any] | None] = field(default_factory=lambda: queue.Queue(_QUEUE))
     _thread: threading.Thread | None = None
     _said: str = ""
@@ -93,14 +95,19 @@ class Hooks:
     def _exec(self, body: bytes) -> str:
         env = {k: v for k, v in os.environ.items() if k not in _SECRETS}
         try:
-            done = subprocess.run(
-                shlex.split(self.wanted.command), input=body, env=env, timeout=TIMEOUT_S, stdout=subprocess.DEVNULL, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"event hook did not end within {TIMEOUT_S:g} s and was killed"
+            program = subprocess.Popen(shlex.split(self.wanted.command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
         except OSError as error:
             return f"event hook cannot be run: {error.strerror}"
-        return f"event hook ended with exit code {done.returncode}" if done.returncode else ""
+        self.pids.add(program.pid)
+        try:
+            program.communicate(body, TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.wait()
+            return f"event hook did not end within {TIMEOUT_S:g} s and was killed"
+        finally:
+            self.pids.discard(program.pid)
+        return f"event hook ended with exit code {program.returncode}" if program.returncode else ""
 
     def _post(self, body: bytes) -> str:
         request = urllib.request.Request(self.wanted.url, body, {"Content-Type": "application/json", "User-Agent": "tmrun"})

@@ -23,21 +23,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tmrun import procs, witness
-from tmrun.cli import failed, jobs, own_store, place, read, switch
+from tmrun.cli import failed, jobs, own_store, place, switch
 from tmrun.cli.care import Care
-from tmrun.cli.hooks import Hooks, Wanted
+from tmrun.cli.console import Console
+from tmrun.cli.hooks import Wanted
 from tmrun.cli.wards import Wards
 from tmrun.config import AgentConfig, NoticeSources, beacon_path
-from tmrun.core import codec, details, policy, report, transactions
+from tmrun.core import codec, policy, report, transactions
 from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import FENCE_SHARE, End, Event, Host, JobState, Member, Progress, RankMap, Spec, Timing
+from tmrun.core.model import FENCE_SHARE, End, Host, JobState, Member, Spec
 from tmrun.core.streams import Output
 from tmrun.store.access import open_store
 from tmrun.store.api import Changed, Store, WatchEvent
 from tmrun.store.burial import bury
-from tmrun.tui import launch_view
 from tmrun.tui.footer import Footer
 
 ENV_NODE = "TMRUN_NODE_MARKER"
@@ -45,11 +45,8 @@ ENV_NODE = "TMRUN_NODE_MARKER"
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 """Passed on to the workers of this host; the job goes on."""
 _LEAVE_WAIT_S = 15.0
-_SHOW_S = 1.0
-_SHOW_SELDOM_S = 10.0
 _LOOK_S = 1.0
 """The store is asked so often whether the job has ended (and whether it answers); a watch usually tells at once."""
-_PAUSE_WAIT_S = 30.0
 STORE_DEADLINE_S = 5.0
 _FROZEN_S = 2.0
 """However short the lease: a loaded machine may not let an agent beat for that long."""
@@ -67,6 +64,11 @@ class Where:
     address: str | None
     node_rank: int = -1
     master_port: int = 0
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes that run here."""
+        return tuple(f"node{i}" for i in range(self.local)) or (self.name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,12 @@ def launch(wanted: Launch) -> int:
         store = open_store(own.access, STORE_DEADLINE_S)
         stack.callback(store.close)
         jobs.announce(folder, jobs.LocalJob(wanted.job, os.getpid(), own.access))
-        footer = Footer()
-        stack.callback(footer.close)
         if not wanted.where.local and not wanted.where.name:
             name = place.free_name(wanted.job, socket.gethostname(), stack)
             wanted = replace(wanted, where=replace(wanted.where, name=name))
-        launcher = Launcher(wanted, folder, marker, own, store, interrupts, forwards, footer, listener)
-        stack.callback(launcher.hooks.close)
+        console = Console(jobs.Connection(store, Keys(wanted.job)), wanted.where.hosts, wanted.hooks, Footer())
+        stack.callback(console.close)
+        launcher = Launcher(wanted, folder, marker, own, store, interrupts, forwards, console, listener)
         launcher.prepare()
         return launcher.run()
 
@@ -154,36 +155,26 @@ class Launcher:
     store: Store
     interrupts: queue.SimpleQueue[int]
     forwards: queue.SimpleQueue[int]
-    footer: Footer
+    console: Console
     listener: socket.socket | None = None
     """Where the sweeper will answer after us."""
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     stopping: int = 0
+    departing: bool = False
+    """This host leaves a job that goes on."""
     _silent: bool = False
     _look_at: float = 0.0
     _own: set[int] = field(default_factory=procs.children)
     inbox: queue.SimpleQueue[WatchEvent | None] = field(default_factory=queue.SimpleQueue)
     """Events of the job; None: an agent of ours has ended."""
-    hooks: Hooks = field(init=False)
-    _own_hosts: tuple[str, ...] = ()
-    _show_at: float = 0.0
-    _began: float = field(default_factory=time.monotonic)
-    _untold: dict[int, float] = field(default_factory=dict)
-    """Epoch of a migration whose pause has not been told yet -> until when it is waited for."""
-    _epoch: int = 0
-    _step: int | None = None
     _started: dict[str, float] = field(default_factory=dict)
     _lives: dict[str, list[float]] = field(default_factory=dict)
     _again: dict[str, float] = field(default_factory=dict)
     """host -> when its agent is started again."""
 
     def __post_init__(self) -> None:
-        self.hooks = Hooks(self.wanted.hooks, self._say)
         frozen_s = max(_FROZEN_S, self.wanted.spec.lease_ttl_s * FENCE_SHARE)
-        self.wards = Wards(frozen_s, self.marker, ENV_NODE, lambda: self.inbox.put(None), self._say)
-
-    def _say(self, text: str) -> None:
-        self.footer.say(f"tmrun: {text}")
+        self.wards = Wards(frozen_s, self.marker, ENV_NODE, lambda: self.inbox.put(None), self.console.say)
 
     @property
     def keys(self) -> Keys:
@@ -213,10 +204,8 @@ class Launcher:
         self._banner()
         self.store.watch(self.keys.events, self.inbox.put)
         self.store.watch(self.keys.end, self._ended)
-        hosts = [f"node{i}" for i in range(self.wanted.where.local)] or [self.wanted.where.name]
-        self._own_hosts = tuple(hosts)
         self.wards.start()
-        for host in hosts:
+        for host in self.wanted.where.hosts:
             self._start(host)
         try:
             while (code := self._turn()) is None:
@@ -230,8 +219,8 @@ class Launcher:
         """One look; a store that does not answer is waited for, as long as there are agents: training goes on without it."""
         told = self.own.tend()
         if told:
-            self._say(told)
-        procs.reap_orphans(self._own)
+            self.console.say(told)
+        procs.reap_orphans(self._own | self.console.hooks.pids)
         if (
             time.monotonic() < self._look_at
             and self.interrupts.empty()
@@ -244,11 +233,11 @@ class Launcher:
         try:
             code = self._look()
             if code is None:
-                self._show()
+                self.console.show()
         except (StoreUnavailable, OutcomeUnknown) as error:
             return self._without_store(error)
         if self._silent:
-            self._say("the store answers again")
+            self.console.say("the store answers again")
         self._silent = False
         return code
 
@@ -261,10 +250,10 @@ class Launcher:
                 raise StoreError(f"the store of job {self.wanted.job} is lost, and agents of this host have died: {error}") from None
             return max(ended)
         if not self.interrupts.empty():
-            self._say("interrupted while the store does not answer; this host leaves the job")
+            self.console.say("interrupted while the store does not answer; this host leaves the job")
             raise own_store.interrupted(self.interrupts.get())
         if not self._silent:
-            self._say(f"{error}; training goes on while its steps do")
+            self.console.say(f"{error}; training goes on while its steps do")
         self._silent = True
         return None
 
@@ -275,10 +264,10 @@ class Launcher:
         spec, where = self.wanted.spec, self.own.access.endpoints
         store = "etcd" if self.wanted.store.existing else "embedded etcd"
         standby = f" + {spec.standby} standby" if spec.standby else ""
-        self._say(f"job {self.wanted.job}: {spec.nnodes} active{standby} nodes, {spec.world} workers; {store} {where}")
+        self.console.say(f"job {self.wanted.job}: {spec.nnodes} active{standby} nodes, {spec.world} workers; {store} {where}")
 
     def _start(self, host: str) -> None:
-        self.agents[host] = agent = self._start_agent(host, self._own_hosts.index(host))
+        self.agents[host] = agent = self._start_agent(host, self.wanted.where.hosts.index(host))
         self._own.add(agent.pid)
         self._started[host] = time.monotonic()
         self._again.pop(host, None)
@@ -326,6 +315,8 @@ class Launcher:
         if found is not None:
             end = codec.decode(End, found.value)
             return report.final_exit_code(end.state, end.exit_code)
+        if self.departing:
+            return 128 + signal.SIGTERM if len(ended) == len(self.agents) else None
         for host, code in ended.items():
             self._bury(host, code)
             del self.agents[host]  # only now: a burial that the store did not take is tried again
@@ -352,9 +343,25 @@ class Launcher:
             self.stopping += 1
             if self.stopping > 1:
                 raise own_store.interrupted(number)
-            reason = f"{signal.Signals(number).name} to a launcher"
-            self._say("stopping the job; once more kills it")
-            self.store.commit(transactions.end_job(Job(self.keys), End(JobState.STOPPED, 128 + number, reason), as_leader=False))
+            if number == signal.SIGTERM and self._others_go_on():
+                self._depart()
+            else:
+                self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        reason = f"{signal.Signals(number).name} to a launcher"
+        self.console.say("stopping the job; once more kills it")
+        self.store.commit(transactions.end_job(Job(self.keys), End(JobState.STOPPED, 128 + number, reason), as_leader=False))
+
+    def _others_go_on(self) -> bool:
+        """Other hosts are in the job, and do not need this one for the store: then SIGTERM means that this machine is wanted back."""
+        return not self.own.members and any(host not in self.wanted.where.hosts for host in self._read().members)
+
+    def _depart(self) -> None:
+        self.departing = True
+        self.console.say("SIGTERM: this host drains itself and leaves, the job goes on without it; once more kills its workers")
+        for agent in self.agents.values():
+            agent.terminate()
 
     def _forward(self) -> None:
         """An agent that has registered can take signals."""
@@ -363,7 +370,7 @@ class Launcher:
             able = [agent for host, agent in self.agents.items() if Host(host) in job.members]
             for agent in able:
                 agent.send_signal(number)
-            self._say(f"{signal.Signals(number).name} passed on to the workers of {len(able)} node(s)")
+            self.console.say(f"{signal.Signals(number).name} passed on to the workers of {len(able)} node(s)")
 
     def _bury(self, host: str, code: int) -> None:
         """This agent was ours, so we know: make sure that its workers are gone, then say so and end its lease at once."""
@@ -371,13 +378,13 @@ class Launcher:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         entry = self.store.get(self.keys.member(host))
         if entry is None:
-            self._say(f"agent {host} ended ({how}) before it joined")
+            self.console.say(f"agent {host} ended ({how}) before it joined")
             return
         value = codec.decode(Member, entry.value)
         if not gone:
-            self._say(f"agent {host} is gone ({how}), but a process of its workers cannot be killed; its lease decides")
+            self.console.say(f"agent {host} is gone ({how}), but a process of its workers cannot be killed; its lease decides")
             return
-        self._say(f"agent {host} is gone ({how}); its workers are confirmed dead")
+        self.console.say(f"agent {host} is gone ({how}); its workers are confirmed dead")
         bury(self.store, self.keys, value.host, value.incarnation)
 
     def _plan_return(self, host: str, code: int) -> None:
@@ -388,7 +395,7 @@ class Launcher:
         lives.append(time.monotonic() - self._started[host])
         delay = policy.restart_delay(lives)
         self._again[host] = time.monotonic() + delay
-        self._say(f"agent {host} is started again in {delay:.0f} s")
+        self.console.say(f"agent {host} is started again in {delay:.0f} s")
 
     def _wait(self, seconds: float) -> None:
         """Tell events as they come."""
@@ -400,58 +407,7 @@ class Launcher:
                 return
             if event is None:
                 return
-            self._tell(event)
-
-    def _tell(self, event: WatchEvent) -> None:
-        if isinstance(event, Changed) and event.value is not None:
-            told = codec.decode(Event, event.value.value)
-            self._say(told.text)
-            if told.host in self._own_hosts:
-                self.hooks.tell({"api_version": report.API_VERSION, "job": self.wanted.job, **details.event(told)})
-
-    # -- the live line --------------------------------------------------------------------------------------------------------------
-    def _show(self) -> None:
-        """What is going on: once a second where somebody looks on, seldom in other hosts' logs (each look reads the whole job)."""
-        if time.monotonic() < self._show_at:
-            return
-        job = self._read()
-        self._show_at = time.monotonic() + (_SHOW_S if job.map is None or self._tells(job) else _SHOW_SELDOM_S)
-        if job.end is not None:
-            return
-        found = [self.store.get(self.keys.progress(host)) for host in self._own_hosts]
-        progress = [codec.decode(Progress, kv.value) for kv in found if kv is not None]
-        reason = self.store.get(self.keys.reason)
-        watched = job.epoch in self._untold
-        timings = self._timings(job.epoch) if watched else []
-        status = report.status(job, progress, [], reason.value if reason else "", timings)
-        if job.open_migration is None and not watched:
-            status["migration"] = None  # without the workers' accounts nobody here knows whether it is over
-        self._step = max((p.step for p in progress), default=self._step)
-        self.footer.show(*launch_view.line(status, self._own_hosts, bars=self.footer.live))
-        self._tell_pauses(job)
-
-    def _tells(self, job: Job) -> bool:
-        """Who reads what all workers said of a switch: a person's terminal, and the launcher of the first slot for its log."""
-        return self.footer.live or (job.map is not None and job.map.seats[0].host in self._own_hosts)
-
-    def _timings(self, epoch: int) -> list[Timing]:
-        prefix = self.keys.timing(epoch, 0).rpartition("/")[0] + "/"
-        return [codec.decode(Timing, kv.value) for kv in self.store.list(prefix).entries]
-
-    def _tell_pauses(self, job: Job) -> None:
-        """After a migration its pause, once all workers have told."""
-        if job.map is not None and job.epoch != self._epoch:
-            self._epoch = job.epoch
-            if job.map.moves and self._tells(job):
-                self._untold[job.epoch] = time.monotonic() + _PAUSE_WAIT_S
-        for epoch, until in list(self._untold.items()):
-            kv = self.store.get(self.keys.map(epoch))
-            rows = report.history([codec.decode(RankMap, kv.value)], {epoch: self._timings(epoch)}, self.wanted.spec.nproc) if kv else []
-            told = bool(rows) and rows[0]["pause_s"] is not None
-            if told:
-                self._say(launch_view.migrated(rows[0]))
-            if told or time.monotonic() > until:
-                del self._untold[epoch]
+            self.console.tell(event)
 
     # -- the end --------------------------------------------------------------------------------------------------------------------
     def _leave(self) -> None:
@@ -462,9 +418,8 @@ class Launcher:
                 break
             self._wait(0.05 if any(a.poll() is None for a in self.agents.values()) else 0.5)
         self._wait(0.05)
-        self.footer.close()
         try:
-            self._summary()
+            self.console.summary(self._read())
             self._report()
         except StoreError:
             pass  # its host has left already
@@ -476,14 +431,6 @@ class Launcher:
             return bool(self.own.members) and bool(self._read().members)
         except StoreError:
             return False
-
-    def _summary(self) -> None:
-        job = self._read()
-        if job.end is None or not self._tells(job):
-            return
-        rows = read.read_history(jobs.Connection(self.store, self.keys), job)
-        for line in launch_view.ending(self.wanted.job, job.end.state.value, rows, self._step, time.monotonic() - self._began):
-            self._say(line)
 
     def _report(self) -> None:
         """What ended a job that failed, and where."""
@@ -498,7 +445,7 @@ class Launcher:
             try:
                 failed.leave_error_file(failures, path)
             except OSError as error:
-                self._say(f"cannot write $TORCHELASTIC_ERROR_FILE: {error}")
+                self.console.say(f"cannot write $TORCHELASTIC_ERROR_FILE: {error}")
 
     def _kill_agents(self) -> None:
         for agent in self.agents.values():

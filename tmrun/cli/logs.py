@@ -61,9 +61,12 @@ def command(what: str | None, job: str | None, etcd: str | None, follow: bool, l
             raise NotFoundError(
                 f"no logs of {host} on this machine: run this on {host}, and launch with --log-dir DIR (or -r 3) to have output in files"
             )
-        for source in found:
-            lines = source.news()
+        told = [(source, source.news()) for source in found]
+        for source, lines in told:
             _show(source, lines if last is None else lines[len(lines) - last :])
+        if not any(lines for _, lines in told):
+            where = ", ".join(sorted({str(source.path.parent) for source in found}))
+            click.echo(f"tmrun: the workers of {host} have written nothing yet (files in {where})", err=True)
         while follow and connection.read().end is None:
             time.sleep(_LOOK_S)
             for source in found:

@@ -37,12 +37,17 @@ def _nproc(job: Job) -> int:
     return job.spec.nproc if job.spec else 1
 
 
+def read_receiving(connection: Connection) -> list[Receiving]:
+    """How much of their state joiners have."""
+    return [codec.decode(Receiving, kv.value) for kv in connection.store.list(f"{connection.keys.log}receiving/").entries]
+
+
 def read_status(connection: Connection) -> dict[str, Any]:
     """The value of ``core.report.status``."""
     store, keys = connection.store, connection.keys
     job = fold(keys, store.list(keys.ctl).entries)
     progress = [codec.decode(Progress, kv.value) for kv in store.list(f"{keys.log}progress/").entries]
-    receiving = [codec.decode(Receiving, kv.value) for kv in store.list(f"{keys.log}receiving/").entries]
+    receiving = read_receiving(connection)
     told = store.get(keys.reason)
     timings = read_timings(connection, job.epoch)
     rows = report.history([job.map], timings, _nproc(job)) if job.map else []

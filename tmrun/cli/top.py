@@ -60,6 +60,7 @@ class _Top:
     ui: Ui = field(default_factory=Ui)
     size: tuple[int, int] = (80, 24)
     _migration: tuple[int, float] = (0, 0.0)
+    _received: dict[str, tuple[float, int]] = field(default_factory=dict)
     _screen: Screen | None = None
     _reader: live.Reader[Screen] | None = None
     _past: read.Past | None = None
@@ -88,7 +89,18 @@ class _Top:
         status: dict[str, Any] = read.read_status(self.connection)
         rows = self._past.rows(status["epoch"], status["nproc"] or 1)
         said = logs.tail(self.connection, self.ui.selected) if self.ui.page == "logs" else ()
+        self._pace(status["migration"])
         return Screen(status, rows, self._story.events(), self._since(status["migration"]), logs=said)
+
+    def _pace(self, migration: dict[str, Any] | None) -> None:
+        """How fast state comes in, from two looks at it."""
+        now, before = time.monotonic(), self._received
+        self._received = {t["node"]: (now, t["done"]) for t in migration["transfers"]} if migration else {}
+        for one in migration["transfers"] if migration else ():
+            then, had = before.get(one["node"], (now, one["done"]))
+            if one["done"] > had and now > then:
+                one["rate"] = (one["done"] - had) / (now - then)
+                one["left_s"] = (one["total"] - one["done"]) / one["rate"]
 
     def _since(self, migration: dict[str, Any] | None) -> float | None:
         if migration is None:

@@ -51,6 +51,12 @@ def migration(job: Job, timings: Sequence[Timing] = (), step: int | None = None)
     }
 
 
+def transfers(migration: dict[str, Any] | None, nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How much of its state each joiner of a migration has, in bytes."""
+    joiners = {m["joiner"] for m in migration["moves"]} if migration else set()
+    return [{"node": n["name"], **n["received"]} for n in nodes if n["name"] in joiners and n["received"]]
+
+
 def _phase(name: str, done: int, total: int, detail: str = "") -> dict[str, Any]:
     return {"name": name, "state": "done" if done >= total else "now", "done": done, "total": total, "bytes": None, "detail": detail}
 

@@ -34,6 +34,9 @@ def status(
     nodes = [
         {**node_row(job, host), **details.node(job, host, steps.get(host), now), "received": moving.get(host)} for host in known_hosts(job)
     ]
+    migration = details.migration(job, timings, _slowest(job, steps))
+    if migration is not None:
+        migration["transfers"] = details.transfers(migration, nodes)
     active = [steps[s.host] for s in (job.map.seats if job.map else ()) if s.host in steps]
     return {
         "api_version": API_VERSION,
@@ -47,7 +50,7 @@ def status(
         "exit_code": job.end.exit_code if job.end else None,
         "checks": [*checks(job), *slow_nodes(job, steps)],
         "paused": {"reason": job.pause.reason} if job.pause else None,
-        "migration": details.migration(job, timings, min((p.step for p in active), default=None)),
+        "migration": migration,
         "requests": details.open_requests(job),
         "command": list(job.spec.command) if job.spec else [],
         "nnodes": job.spec.nnodes if job.spec else None,
@@ -60,6 +63,10 @@ def status(
         "nodes": nodes,
         "last": rows[-1] if rows else None,
     }
+
+
+def _slowest(job: Job, steps: Mapping[Host, Progress]) -> int | None:
+    return min((steps[s.host].step for s in (job.map.seats if job.map else ()) if s.host in steps), default=None)
 
 
 def _received(receiving: Receiving) -> dict[str, int] | None:

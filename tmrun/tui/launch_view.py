@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from tmrun.tui import timeline
-from tmrun.tui.styles import BAD, DIM, GOOD, JOB_STYLE, STYLE, TITLE, WARN, seconds
+from tmrun.tui.styles import BAD, DIM, GOOD, JOB_STYLE, STYLE, TITLE, WARN, seconds, size
 
 _BAR = 12
 
@@ -58,7 +58,10 @@ def _migrating(status: Mapping[str, Any], width: int) -> Text | None:
     moves = ", ".join(f"{m['leaver']} -> {m['joiner']}" for m in migration["moves"][:2])
     text = Text(f"epoch {migration['epoch']}: {moves or 'in place'}  {now['name']} ")
     text.append_text(_bar(now["done"], now["total"], width)).append(f"{now['done']}/{now['total']}")
-    return text.append(f"  {now['detail']}", DIM) if now["detail"] else text
+    moving = migration.get("transfers") or ()
+    done, total = sum(t["done"] for t in moving), sum(t["total"] for t in moving)
+    detail = f"{size(done)} of {size(total)}" if moving and now["name"] == "state" else now["detail"]
+    return text.append(f"  {detail}", DIM) if detail else text
 
 
 def _training(status: Mapping[str, Any], width: int) -> Text:

@@ -63,7 +63,7 @@ def _phase(phase: Mapping[str, Any]) -> Text:
 def _transfer(one: Mapping[str, Any]) -> Text:
     rate = f" at {size(one['rate'])}/s" if one.get("rate") else ""
     left = f", {seconds(one['left_s'])} left" if one.get("left_s") is not None else ""
-    line = Text(f"    rank {one['rank']:<5} ", no_wrap=True).append_text(bar(one["done"], one["total"], style=_TONE["state"]))
+    line = Text(f"    {one['node']:<8} ", no_wrap=True).append_text(bar(one["done"], one["total"], style=_TONE["state"]))
     return line.append(f" {size(one['done'])} of {size(one['total'])}{rate}{left}")
 
 
