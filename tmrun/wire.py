@@ -244,7 +244,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The migration is off: drop what was prepared. After a failure another Prepare follows."""
+    """The migration is off: drop what was prepared. After a failure another Prepare follows.
+
+    To a leaver, after a drain's Commit: a rank was lost; if the stop step is not reached yet it cannot be, so end.
+    """
 
     migration: int
     reason: str

@@ -2,7 +2,7 @@
 
     start ──all ranks are here──> loop ──step, step, ...──> done (exit 0)
     loop  ──a drain's stop step──> stop ──commit──> loop in the next epoch, or (the leaver) hand ──joiner has it──> exit 0
-    loop, stop ──a failure's Prepare, or a peer is missing──> park ──commit──> loop in the next epoch
+    loop, stop ──a failure's Prepare, or a peer is missing──> park ──commit──> loop in the next epoch; a drain's leaver ──commit──> exit
     rehearse ──> warm ──Prepare──> bound ──commit──> receive ──state is there──> loop
 
 A step is a collective: every rank *enters* it, and once all have, each *passes* it by itself; so one rank can have passed a step that
@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from tmrun.core.model import Kind, Migration, RankMap, Seat, Spec, WorkerVote
 from tmrun.core.node import Answer, Exited, Fact, WorkerAnswered, WorkerJoined, WorkerLeft, WorkerWarm
 
+LEAD = 3
+"""Steps that still run between the agreement on a stop step and the stop; more than real workers take, for faults to strike in between."""
 LOST = 76
 """Exit code of a worker that lost what it cannot be without (its agent, the sender of its state); not the program's own error."""
 
@@ -167,6 +169,8 @@ class Training:
                     worker.pending = worker.stop = None
                 if worker.later is not None and worker.later.migration.id == number:
                     worker.later = None
+                if self._leaves(worker) and worker.commit is not None and worker.commit.migration == number and not self._at_stop(worker):
+                    worker.broken = True
                 return f"hears of abort {number}"
 
     def _prepare(self, worker: Worker, migration: Migration, rank: int) -> str:
@@ -177,9 +181,11 @@ class Training:
                 worker.state = "warm"
             return what
         require(worker.rank == rank, "7", f"{worker} is told to prepare as rank {rank}")
-        if worker.commit is not None and worker.state in ("stop", "park"):
+        if self._first_the_commit(worker, migration):
             worker.later = Prepare(migration, rank)
             return what + " (later)"
+        if worker.commit is not None and worker.commit.kind is Kind.DRAIN and worker.state in ("loop", "park"):
+            worker.commit = None  # its step cannot be reached any more
         if worker.state in ("start", "receive", "hand") or worker.commit is not None:
             self._tell(worker, WorkerAnswered(worker.local, migration.id, Answer(refused=f"rank {worker.rank} is in {worker.state}")))
             worker.broken = worker.broken or migration.kind is Kind.FAILURE
@@ -188,6 +194,22 @@ class Training:
         if migration.kind is Kind.FAILURE:
             worker.broken = True
         return what
+
+    def _first_the_commit(self, worker: Worker, migration: Migration) -> bool:
+        """It carries out what is committed before it turns to ``migration``."""
+        if worker.commit is None:
+            return False
+        if worker.commit.kind is Kind.DRAIN:
+            on_its_way = worker.state == "loop" and migration.kind is Kind.DRAIN
+            return self._at_stop(worker) or worker.state == "receive" or on_its_way
+        return worker.state == "park"
+
+    def _leaves(self, worker: Worker) -> bool:
+        current = worker.commit
+        return current is not None and worker.seat in {m.leaver for m in current.moves}
+
+    def _at_stop(self, worker: Worker) -> bool:
+        return worker.state == "stop" or (worker.state == "loop" and worker.stop == worker.step and not worker.entered)
 
     # -- active
     def _alone(self, worker: Worker) -> bool:
@@ -255,8 +277,8 @@ class Training:
             worker.step += 1
             if worker.before:
                 self.proven[worker.seat] = max(worker.before, self.proven.get(worker.seat, 0.0))
-            if everybody_ready and worker.pending:
-                worker.stop = worker.step
+            if everybody_ready and worker.pending and worker.stop is None:
+                worker.stop = min(worker.step + LEAD, self.total)
                 self._tell(worker, WorkerAnswered(worker.local, worker.pending.id, Answer(stop_step=worker.stop, groups={"world": ()})))
             return f"passes step {worker.step - 1}"
         if (worker.unlucky and full) or self._alone(worker):
@@ -302,6 +324,9 @@ class Training:
 
     def _park(self, worker: Worker) -> str:
         migration = worker.pending
+        if self._leaves(worker):
+            self.end(worker, LOST)
+            return "ends: it cannot reach the step at which it was to hand over"
         if worker.commit is not None and worker.commit.kind is Kind.FAILURE:
             return self._resume(worker, worker.commit)
         if migration is None or migration.kind is not Kind.FAILURE or worker.said == migration.id or not self._built(worker):

@@ -386,7 +386,7 @@ def _exit_code(job: Job, failed: list[int]) -> int:
 def _immovable(job: Job) -> str:
     """Why moving cannot work: the last attempt said so, or too many in a row were aborted. Empty: try."""
     if not job.movable:
-        return "the workers have not reached run.steps yet"
+        return "no rank is left to go on from" if job.told.movable else "the workers have not reached run.steps yet"
     tried = [m for m in job.aborted if m.kind is Kind.FAILURE]
     if tried and tried[-1].reason.startswith(judging.IMMOVABLE):
         return tried[-1].reason

@@ -688,8 +688,15 @@ def _active(node: Node, job: Job, group: Group, current: RankMap) -> Effect | No
             return Kill("an operator replaces this node")
         return _claim(node, job, group, current, group.slot) or _cool(node, job) or _stall(node, job, group) or _doubt(node, job, group)
     if group.commit_sent == current.epoch and not job.told_failed(group.slot):
-        return None  # it hands its state over
+        return _stuck(job, group, current)  # it hands its state over
     return Kill(f"slot {group.slot} belongs to {current.seats[group.slot].host} now")
+
+
+def _stuck(job: Job, group: Group, current: RankMap) -> Effect | None:
+    """Somebody was lost after a drain's commit: leavers that are not at the stop step yet cannot get there, and must not wait for it."""
+    if not (job.told.epoch == job.epoch and job.told.failed) or group.abort_sent == current.migration:
+        return None
+    return Abort(current.migration, "a rank was lost before its stop step, perhaps")
 
 
 def _cool(node: Node, job: Job) -> Effect | None:

@@ -2,7 +2,8 @@
 
 Rules:
 - A newer Prepare replaces every older one that is still undecided; its build is dropped.
-- Abort drops a migration. Commit is never dropped: it stands until the main thread has carried it out (``done``).
+- Abort drops a migration. A committed one stands until the main thread has carried it out (``done``), or a later one: a drain whose stop
+  step was not reached any more is superseded by the failure migration that follows.
 - So at most one undecided migration exists, after at most a few committed ones.
 - Everyone who waits is woken by every change.
 May not know: what a migration means, torch.
@@ -31,7 +32,6 @@ class Pending:
     gone: bool = False
     reached: bool = False
     """Whether the main thread has noticed."""
-    refused: bool = False
 
     @property
     def id(self) -> int:
@@ -75,10 +75,12 @@ class Board:
             self._changed.notify_all()
 
     def done(self, pending: Pending) -> None:
-        """A committed migration was carried out."""
+        """A committed migration was carried out; whatever is older has been superseded."""
         with self._changed:
             if pending in self._pending:
                 self._pending.remove(pending)
+            for older in [p for p in self._pending if p.id < pending.id]:
+                self._drop(older)
             self._changed.notify_all()
 
     def poke(self) -> None:
@@ -99,12 +101,12 @@ class Board:
     @property
     def failure(self) -> Pending | None:
         """The oldest failure that awaits this process, if any."""
-        return next((p for p in list(self._pending) if p.failure and not p.refused), None)
+        return next((p for p in list(self._pending) if p.failure), None)
 
     @property
     def newest(self) -> Pending | None:
         """The latest Prepare, if it still stands."""
-        return next((p for p in reversed(list(self._pending)) if not p.refused), None)
+        return next(reversed(list(self._pending)), None)
 
     def _drop(self, pending: Pending) -> None:
         pending.gone = True

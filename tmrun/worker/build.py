@@ -8,15 +8,16 @@ Each build has its own thread and its own store client: a shared client would le
 different times (a joiner may first restart its script), which gloo's full-mesh connect does not bear; so everybody first passes a
 barrier in the store. Groups are built in the order of their names everywhere, hence no circular waits.
 On the way in, every member says of every group that may change that it has it, and in a crash whether it was idle, and at which count
-(see ``groups``). After the barrier all members read the same counts, so they agree on what is rebuilt: what all members have, except
-what all of them had idle at one count; that is kept. A group that some member lacks (transient, or only rehearsed) is left out.
+(see ``groups``), as it was then: a drain may be carried out meanwhile. After the barrier all members read the same counts, so they agree
+on what is rebuilt: what all members have, except what all of them had idle at one count; that is kept. A group that some member lacks
+(transient, or only rehearsed) is left out.
 May not know: steps, votes, when the result is used.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -137,9 +138,10 @@ class Build:
             self._connect_transfer(store, 0)
             return
         candidates = self._candidates()
-        self._enter(store, candidates)
+        idle = {group.name: self._idle_at(group) for group in candidates}
+        self._enter(store, candidates, idle)
         rank = self.plan.prepare.rank
-        for group in self._to_build(store, candidates):
+        for group in self._to_build(store, candidates, idle):
             self.built.groups[group.name] = self._build(store, group.kind, group.name, group.rank, len(group.ranks), group.timeout)
             self.built.ranks[group.name] = group.ranks
         self.built.control = self._build(store, comm.CONTROL, CONTROL, rank, self.plan.world, comm.LONG)
@@ -152,20 +154,20 @@ class Build:
         moved, drain = set(self.plan.prepare.ranks), self.plan.prepare.kind is wire.Kind.DRAIN
         return [g for g in sorted(self.plan.groups, key=lambda g: g.name) if not (drain and moved.isdisjoint(g.ranks))]
 
-    def _enter(self, store: AgentStore, candidates: Sequence[Group]) -> None:
+    def _enter(self, store: AgentStore, candidates: Sequence[Group], idle: Mapping[str, str | None]) -> None:
         for group in candidates:
             store.add(self._has(group), 1)
-            if (idle_at := self._idle_at(group)) is not None:
+            if (idle_at := idle[group.name]) is not None:
                 store.add(idle_at, 1)
         go = self.plan.id_of("go")
         if store.add(self.plan.id_of("entered"), 1) == self.plan.world:
             store.set(go, "1")
         store.wait([go], _ENTER_TIMEOUT)
 
-    def _to_build(self, store: AgentStore, candidates: Sequence[Group]) -> list[Group]:
+    def _to_build(self, store: AgentStore, candidates: Sequence[Group], idle: Mapping[str, str | None]) -> list[Group]:
         found = []
         for group in candidates:
-            idle_at = self._idle_at(group)
+            idle_at = idle[group.name]
             if idle_at is not None and store.add(idle_at, 0) == len(group.ranks):
                 self.built.kept[group.name] = group.ranks
             elif store.add(self._has(group), 0) == len(group.ranks):
@@ -176,10 +178,10 @@ class Build:
         return self.plan.id_of(f"has/{group.name}/{_text(group.ranks)}")
 
     def _idle_at(self, group: Group) -> str | None:
-        """Key under which members meet that were idle at the same count; None for one that was not, or cannot tell."""
-        if self.plan.prepare.kind is wire.Kind.DRAIN or self.plan.role is Role.JOINER or group.idle is None:
-            return None
-        return self.plan.id_of(f"idle/{group.name}/{_text(group.ranks)}/{group.idle}")
+        """Key under which members meet that were idle on the same communicator, at the same count; None for one that was not, or cannot
+        tell."""
+        at = None if self.plan.prepare.kind is wire.Kind.DRAIN or self.plan.role is Role.JOINER else group.idle_at
+        return None if at is None else self.plan.id_of(f"idle/{group.name}/{_text(group.ranks)}/{_text(at)}")
 
     def _connect_transfer(self, store: AgentStore, place: int) -> None:
         name = f"x{self.plan.prepare.rank}"

@@ -135,6 +135,8 @@ class Group:
     connection: Connection
     cut: bool = False
     """Whether its connection was cut."""
+    since: int | None = 0
+    """The migration that made its communicator, 0 for the script; None while it is being exchanged."""
 
     @property
     def rank(self) -> int:
@@ -145,6 +147,13 @@ class Group:
     def idle(self) -> int | None:
         """See ``Switch.idle``."""
         return self.switch.idle if self.connection.certain and not self.cut else None
+
+    @property
+    def idle_at(self) -> tuple[int, int] | None:
+        """On which communicator it is idle, and at which count: after a drain that only some have carried out, members use different
+        ones. For any thread."""
+        since, idle = self.since, self.idle
+        return None if since is None or since != self.since or idle is None else (since, idle)
 
 
 class Groups:
@@ -178,15 +187,16 @@ class Groups:
         """The group around a ProcessGroup, if it is managed."""
         return next((g for g in self._groups.values() if g.pg is pg), None)
 
-    def install(self, communicators: Mapping[str, Communicator]) -> list[Connection]:
+    def install(self, communicators: Mapping[str, Communicator], migration: int) -> list[Connection]:
         """Switch the named groups in place; no communication. Returns the connections that are not needed any more."""
         old: list[Connection] = []
         for name, communicator in communicators.items():
             group = self._groups.get(name)
             if group is not None:  # else: destroyed since it was prepared
+                group.since = None
                 group.switch.install(communicator.backend)
                 old.append(group.connection)
-                group.connection, group.cut = communicator.connection, False
+                group.connection, group.cut, group.since = communicator.connection, False, migration
                 self.closed.pop(group.pg, None)
         self.poisoned = False
         return old

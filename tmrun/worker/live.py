@@ -196,7 +196,7 @@ class Live:
             if wanted != have:
                 raise WorkerError(f"group {name} was prepared as {have}, but the committed map says {wanted}")
         with self.lock:
-            old, retired = self.groups.install(built.groups), self.control
+            old, retired = self.groups.install(built.groups, pending.id), self.control
             self.control, built.control = built.control, None
             self._close_lost(built, pending)
             self.switching.rehearse(False)

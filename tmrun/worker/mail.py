@@ -2,7 +2,8 @@
 
     Prepare   standby: post it, the main thread builds once it is parked as the right rank
               else: refuse if it cannot work; post it; in a failure cut all live connections; build in the background
-    Commit, Abort   post
+    Commit    post
+    Abort     post; of a committed drain, to its leaver: a rank was lost. Whoever is not at the stop step yet cannot get there
 May not know: what the main thread does with it.
 """
 
@@ -24,6 +25,9 @@ def deliver(process: Process, message: wire.Message) -> None:
         _on_prepare(process, Pending(message, time.monotonic()))
     elif isinstance(message, wire.Commit | wire.Abort):
         process.board.decide(message)
+        drain = process.board.drain
+        if isinstance(message, wire.Abort) and drain is not None and drain.id == message.migration and process.leaves(drain):
+            process.live.abort()  # no harm to a handover: it has a connection of its own
 
 
 def new_build(process: Process, pending: Pending, role: Role) -> Build:

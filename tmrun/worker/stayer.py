@@ -2,7 +2,8 @@
 
     drain     all agreed (in a vote) on a stop step; there everybody waits for Commit or Abort, switches, goes on. The leaver hands over.
     failure   park: wait for a Prepare and for our build, say where we are, wait for Commit. Abort: stay parked, another Prepare follows.
-A committed drain whose stop step cannot be reached any more makes a failure unhealable: refused. May not know: the step's block.
+A rank may be lost after a drain's commit and before its stop step. Nothing of the drain has happened on a rank that parks then, so it is
+superseded by the failure's migration; a leaver that parks has nobody to hand over to, and ends. May not know: the step's block.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tmrun.core.watchdog import Place
 from tmrun.worker import fixups, handover
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Status
+from tmrun.worker.link import fence
 from tmrun.worker.output import flush_everything
 from tmrun.worker.process import Process
 from tmrun.worker.state import Snapshot
@@ -71,7 +73,7 @@ def park(process: Process, step: int) -> Pending:
     process.pulse.at(Place.PARKED)
     while True:
         pending = _await_failure(process)
-        if _refused(process, pending) or not await_build(process, pending):
+        if not await_build(process, pending):
             continue
         assert pending.build is not None
         covers = process.ledger.replicas(process.rank, pending.prepare.ranks)
@@ -113,23 +115,22 @@ def await_decision(process: Process, pending: Pending) -> bool:
 
 def _await_failure(process: Process) -> Pending:
     while True:
-        if not process.board.wait(lambda: process.board.failure is not None, _UNEXPLAINED_S):
+        if not process.board.wait(lambda: process.board.failure is not None or _left_behind(process), _UNEXPLAINED_S):
             error = process.trouble.error if process.trouble else None
             raise WorkerError(f"a communication error was not explained within {_UNEXPLAINED_S:g} s") from error
+        if _left_behind(process):
+            flush_everything()
+            fence(f"rank {process.rank} cannot reach the step at which it was to hand over: another rank was lost")
         pending = process.board.failure
         if pending is not None:
             pending.reached = True
             return pending
 
 
-def _refused(process: Process, pending: Pending) -> bool:
+def _left_behind(process: Process) -> bool:
+    """Whether the committed map has somebody else as this rank."""
     drain = process.board.drain
-    if drain is None or drain.commit is None:
-        return False
-    pending.refused = True
-    reason = f"rank {process.rank}: drain {drain.id} is committed, but its step {drain.commit.target} cannot be reached any more"
-    process.link.send(wire.Refused(pending.id, reason))
-    return True
+    return drain is not None and drain.commit is not None and process.leaves(drain)
 
 
 def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None:
