@@ -122,10 +122,15 @@ def test_several_nodes_move_in_one_migration_where_the_pool_covers_them() -> Non
 
 
 def test_a_node_and_both_its_witnesses_lost_together_cost_a_restart() -> None:
-    """The two nodes after a rank's own keep its random state: neighbours in a rack, so the loss of a rack is a restart today."""
+    """The next node and one half the job away keep a rank's random state, so that the loss of a rack is no restart."""
     big = Shape(96, days=0.1)
-    assert play(fault(Fault.VANISH, 10, 11), shape=big, standby=3).counts.get("restarts", 0) == 0
-    assert play(fault(Fault.VANISH, 10, 11, 12), shape=big, standby=3).counts["restarts"] == 1
+    assert play(fault(Fault.VANISH, 10, 11, 12), shape=big, standby=3).counts.get("restarts", 0) == 0
+    assert play(fault(Fault.VANISH, 10, 11, 58), shape=big, standby=3).counts["restarts"] == 1
+
+
+def test_a_rack_that_vanishes_moves_in_one_migration_though_its_leases_run_out_one_by_one() -> None:
+    o = play(fault(Fault.VANISH, *range(8)), shape=Shape(96, days=0.1), standby=8)
+    assert o.counts.get("restarts", 0) == 0 and o.counts["moves"] == 8
 
 
 def test_more_losses_than_one_migration_can_move_restart_everybody() -> None:

@@ -7,7 +7,24 @@ from dataclasses import replace
 from tmrun.core import coordinator, report
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, Stored
-from tmrun.core.model import Head, Host, Incarnation, Kind, Leader, Member, Obituary, RankMap, Run, Seat, Spec, Term, Trouble
+from tmrun.core.model import (
+    Head,
+    Host,
+    Incarnation,
+    Kind,
+    Leader,
+    Member,
+    Migration,
+    Move,
+    Obituary,
+    Phase,
+    RankMap,
+    Run,
+    Seat,
+    Spec,
+    Term,
+    Trouble,
+)
 
 KEYS = Keys("job")
 TTL = 10
@@ -92,6 +109,19 @@ def test_confirmed_deaths_do_not_count() -> None:
     job = _job()
     job = replace(job, troubles=troubled, runs={i: r for i, r in job.runs.items() if i > 3})
     assert Clock().at(0, job) == "propose failure migration 1"
+
+
+def test_leases_that_run_out_one_by_one_do_not_use_up_the_attempts() -> None:
+    """Every one of them aborts the migration that the one before began."""
+    tried = tuple(_aborted(n, *range(n)) for n in range(1, 8))
+    assert Clock().at(0, replace(_job(*range(3)), aborted=tried)) == "propose failure migration 1"
+    again = tuple(_aborted(n, 0, 1, 2) for n in range(coordinator.MAX_ABORTS))
+    assert "presumed dead, restarting" in Clock().at(0, replace(_job(*range(3)), aborted=again))
+
+
+def _aborted(number: int, *slots: int) -> Migration:
+    moves = tuple(Move(i, _seat(i), _seat(NODES + i)) for i in slots)
+    return Migration(number, 1, 1, Kind.FAILURE, moves, 1, Phase.ABORTED, reason="stayer is gone")
 
 
 def test_losses_one_by_one_never_trip_it() -> None:

@@ -129,7 +129,8 @@ def test_nobody_passes_before_every_witness_holds(ring: list[comm.Communicator],
 
 
 @pytest.mark.parametrize(
-    ("world", "local", "witnesses"), [(1, 1, ()), (2, 1, (0,)), (4, 2, (3,)), (6, 2, (3, 5)), (4, 4, (2, 3)), (2, 2, (0,))]
+    ("world", "local", "witnesses"),
+    [(1, 1, ()), (2, 1, (0,)), (4, 2, (3,)), (6, 2, (3, 5)), (4, 4, (2, 3)), (2, 2, (0,)), (16, 2, (3, 9)), (8, 1, (2, 5))],
 )
 def test_witnesses_are_on_other_nodes(world: int, local: int, witnesses: tuple[int, ...]) -> None:
     assert vote.witnesses_of(min(1, world - 1), world, local) == witnesses

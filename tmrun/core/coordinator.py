@@ -18,6 +18,7 @@ coordinator's own clock, and losing it costs time, never safety. May not know: s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -45,7 +46,7 @@ from tmrun.core.ranklist import ranks_text
 from tmrun.core.txn import Txn
 
 MAX_ABORTS = 5
-"""Failure migrations that may be aborted in a row before the workers are restarted instead."""
+"""So many attempts in a row to move the same slots may be aborted before the workers are restarted instead."""
 BREAKER_SHARE = 0.1
 """Of the nodes: a loss of so many at once is not believed at once."""
 DOUBT_SHARE = 1.5
@@ -394,7 +395,9 @@ def _immovable(job: Job) -> str:
 
 
 def _too_often(tried: list[Migration]) -> str:
-    return f"{len(tried)} migrations in a row were aborted, the last: {tried[-1].reason}" if len(tried) >= MAX_ABORTS else ""
+    """Each attempt at other slots than before is a new one: leases of a rack that is gone run out one by one."""
+    most = max(Counter(m.slots for m in tried).values(), default=0)
+    return f"{most} migrations in a row were aborted, the last: {tried[-1].reason}" if most >= MAX_ABORTS else ""
 
 
 def _parked(job: Job) -> Migration | None:

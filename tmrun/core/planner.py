@@ -152,6 +152,13 @@ def resume(moved: Sequence[int], workers: Sequence[WorkerVote]) -> Resume | None
     return Resume(target, chosen, seen)
 
 
+def witness_slots(slot: int, nodes: int) -> tuple[int, ...]:
+    """Whose ranks keep what only the ranks of ``slot`` know: the next slot's, and those of one half the job away, for neighbours
+    share racks and switches and are lost together."""
+    ahead = dict.fromkeys((slot + offset) % nodes for offset in (1, max(2, nodes // 2)))
+    return tuple(other for other in ahead if other != slot)
+
+
 def witnesses(moved: Sequence[int], workers: Sequence[WorkerVote], target: int) -> dict[int, int] | None:
     """Moved rank -> who keeps what only that rank knew when the step before ``target`` was voted on. None: nobody does."""
     keepers = {rank: min((w.rank for w in workers if rank in w.witnessed.get(target - 1, ())), default=None) for rank in moved}

@@ -2,7 +2,7 @@
 
     replicas    the slots that ``Shape.holders`` names hold a copy of a slot's state
     snapshots   the next slot keeps the last copy of a slot's shards, since its present seat has been there for one
-    witnesses   the next two slots keep a slot's random state and data position, as of the last step vote
+    witnesses   two other slots (``planner.witness_slots``) keep a slot's random state and data position, as of the last step vote
 
 Only those that hold anything of a moved slot are asked, and one more for the step. May not know: how they are told, time.
 """
@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from tmrun.core import planner
 from tmrun.core.model import WorkerVote
 from tmrun.sim.shape import Shape
-
-WITNESSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ class Parked:
         for lost in sorted(moved):
             for holder in self.shape.holders(lost):
                 covers.setdefault(holder, []).append(lost)
-            for ahead in range(1, WITNESSES + 1):
-                witnessed.setdefault((lost + ahead) % self.shape.nodes, []).append(lost)
+            for keeper in planner.witness_slots(lost, self.shape.nodes):
+                witnessed.setdefault(keeper, []).append(lost)
         told = sorted((covers.keys() | witnessed.keys()) & set(living))
         return {slot: tuple(self._of_slot(slot, covers.get(slot, []), witnessed.get(slot, []))) for slot in told}
 

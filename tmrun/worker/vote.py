@@ -35,6 +35,7 @@ from dataclasses import astuple, dataclass
 import torch
 import torch.distributed as dist
 
+from tmrun.core import planner
 from tmrun.core.errors import WorkerError
 from tmrun.worker import values
 from tmrun.worker.comm import LONG, Backend
@@ -42,14 +43,13 @@ from tmrun.worker.comm import LONG, Backend
 _NUMBERS = struct.Struct("<8q")
 FIRST_CAPACITY = 1 << 15
 _GIVE, _SPREAD = 20, 21
-WITNESSES = 2
 
 
 def witnesses_of(rank: int, world: int, local_world: int) -> tuple[int, ...]:
-    """Who keeps what only ``rank`` knows: its likes on the next two nodes; with a single node, the next two ranks."""
+    """Who keeps what only ``rank`` knows: its likes on two other nodes (``planner.witness_slots``); with a single node, two other ranks."""
     stride = local_world if local_world < world else 1
-    ahead = dict.fromkeys((rank + stride * n) % world for n in range(1, WITNESSES + 1))
-    return tuple(other for other in ahead if other != rank)
+    slot, local = divmod(rank, stride)
+    return tuple(other * stride + local for other in planner.witness_slots(slot, world // stride))
 
 
 def wards_of(rank: int, world: int, local_world: int) -> tuple[int, ...]:
