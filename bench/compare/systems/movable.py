@@ -34,6 +34,15 @@ class Tmrun(System):
         hosts = [f"node{i}" for i in range(3)] if self.lab.network else ["node0"]
         self.endpoints = ",".join(f"{self.lab.address(h)}:{self.port}" for h in hosts)
 
+    def start_all(self) -> None:
+        """With the standby, which a launch waits for."""
+        super().start_all()
+        if self.spare:
+            self.start(self.spare_name)
+
+    def start_spare(self) -> None:
+        """It runs already."""
+
     def argv(self, name: str) -> list[str]:
         """See ``System``."""
         tuning = ["--lease-ttl", "2", "--hang-timeout", "2"] if self.trial.tuned else []
