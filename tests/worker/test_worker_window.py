@@ -7,12 +7,13 @@ import signal
 
 import pytest
 from cluster import DEADLINE_S, Cluster, Worker
+from test_worker_groups import MODES
 from trials import Trials
 
 from tmrun import wire
 from tmrun.core.model import Resume
 
-LEAVER, STAYER = 1, 2
+LEAVER, STAYER, OTHER = 1, 2, 0
 BEGIN = 4
 """The drain's Prepare comes in this step; all are ready for its vote, so they stop before ``BEGIN + 2``."""
 WINDOW = BEGIN + 1
@@ -25,13 +26,14 @@ def kill(worker: Worker) -> None:
     assert worker.process.wait(DEADLINE_S) == -signal.SIGKILL
 
 
-def commit_a_drain(job: Cluster, joiner: Worker, frozen: int) -> int:
+def commit_a_drain(job: Cluster, joiner: Worker, frozen: int | None = None) -> int:
     """Commit it while the job is in ``WINDOW``, which ``frozen`` does not finish."""
     job.start()
     job.reach(BEGIN)
     number = job.prepare(wire.Kind.DRAIN, {LEAVER: joiner})
     votes = [job.expect(w, wire.Prepared, migration=number) for w in job.ranks.values()]
-    os.kill(job.ranks[frozen].pid, signal.SIGSTOP)
+    if frozen is not None:
+        os.kill(job.ranks[frozen].pid, signal.SIGSTOP)
     job.expect(joiner, wire.Prepared, migration=number)
     assert {v.stop_step for v in votes} == {WINDOW + 1}, "getting ready took longer than a step"
     job._commit(number, Resume(WINDOW + 1), votes, [*job.ranks.values(), joiner])
@@ -86,4 +88,21 @@ def test_the_joiner_dies(trials: Trials) -> None:
     kill(job.ranks[LEAVER])
     os.kill(job.ranks[STAYER].pid, signal.SIGCONT)
     assert job.heal({LEAVER: joiner}) == WINDOW
+    check(trials, job)
+
+
+@pytest.mark.parametrize("switch", MODES)
+def test_some_have_switched_and_some_have_not(trials: Trials, switch: str) -> None:
+    """A stayer does not hear that the last vote before the stop step passed. The others do, the leaver hands over, another is lost."""
+    job = trials.make("ddp", 3, TEST_PACE_S="1", TMRUN_TEST_KILL=f"{OTHER}:{WINDOW}:lose_vote", TMRUN_SWITCH=switch)
+    drained, joiner = job.standby(LEAVER), job.standby(STAYER)
+    commit_a_drain(job, drained)
+    for worker in (job.ranks[STAYER], drained):
+        job.expect(worker, wire.Switched, epoch=job.epoch)
+    assert job.ranks[LEAVER].process.wait(DEADLINE_S) == 0, job.output()
+    job.ranks[LEAVER] = drained
+    kill(job.ranks[STAYER])
+    assert job.heal({STAYER: joiner}) == WINDOW + 1
+    said = {r: job.expect(job.ranks[r], wire.Prepared, migration=job.migration).step for r in (OTHER, LEAVER)}
+    assert said == {OTHER: WINDOW, LEAVER: WINDOW + 1}
     check(trials, job)

@@ -31,7 +31,7 @@ MOST_SOURCES = 4
 
 def give_all(process: Process, backend: Backend, step: int) -> None:
     """A leaver's last duty; returns when the joiner has everything."""
-    witnessed = {ward: process.ledger.said(ward, step - 1) for ward in process.wards}
+    witnessed = {rank: process.ledger.said(rank, step - 1) for rank in (process.rank, *process.wards)}
     _, digest = transfer.send_source(backend, 1, process.state, {**_everything(process, step), "witnessed": witnessed}, transfer.STALL)
     transfer.await_acknowledgement(backend, 1, digest)
 
@@ -43,9 +43,8 @@ def take_all(process: Process, backend: Backend) -> int:
     transfer.acknowledge(backend, 0, digest)
     rng.restore(rng.decode(tree["rng"]))
     _adopt(process, tree, since_reset=SETTLED_STEPS)
-    process.ledger.witness(process.rank, tree["step"] - 1, process.state.needs())
-    for ward, needs in tree["witnessed"].items():
-        process.ledger.witness(ward, tree["step"] - 1, needs)
+    for rank, needs in tree["witnessed"].items():
+        process.ledger.witness(rank, tree["step"] - 1, needs)
     return received
 
 
