@@ -35,10 +35,12 @@ class Tmrun(System):
         self.endpoints = ",".join(f"{self.lab.address(h)}:{self.port}" for h in hosts)
 
     def start_all(self) -> None:
-        """With the standby, which a launch waits for."""
-        super().start_all()
-        if self.spare:
-            self.start(self.spare_name)
+        """node0 first: on one machine any launcher could run the store. With the standby, which a launch waits for."""
+        first, *others = self.actives
+        self.start(first)
+        self.lab.wait("node0 runs the store", lambda: "this host runs the store" in self.lab.nodes[first].output(), _JOINED_S)
+        for name in (*others, *([self.spare_name] if self.spare else [])):
+            self.start(name)
 
     def start_spare(self) -> None:
         """It runs already."""
