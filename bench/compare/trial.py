@@ -114,7 +114,7 @@ def _watch(trial: Trial, lab: Lab, victim: str, at: float, over: events.Over, pa
     """(outcome, seconds until the event itself was over)."""
     over_s: float | None = None
     full_by: float | None = None
-    while time.monotonic() - at < patience_s:
+    while time.monotonic() - at < max(patience_s, STRAGGLER_S + 1):
         if over_s is None and over():
             over_s = round(time.monotonic() - at, 3)
         time.sleep(_LOOK_S)
