@@ -29,6 +29,7 @@ def _with_server(**changes: object) -> StoreFacts:
     ("facts", "expected"),
     [
         (replace(GOOD, servers=(Server("a:1", "refused"),)), {"ETCD_UNREACHABLE": Grade.BAD}),
+        (replace(GOOD, servers=(Server("a:1", "etcd at a:1 refused the login", denied=True),)), {"ETCD_LOGIN": Grade.BAD}),
         (replace(GOOD, servers=(*GOOD.servers, Server("b:1", "refused"))), {"ETCD_UNREACHABLE": Grade.WARN}),
         (_with_server(has_leader=False), {"ETCD_NO_LEADER": Grade.BAD}),
         (_with_server(version="3.5.1"), {"ETCD_KNOWN_BUG": Grade.WARN}),

@@ -59,6 +59,8 @@ class Server:
     db_bytes: int = 0
     quota_bytes: int = 0
     """0: it does not tell."""
+    denied: bool = False
+    """It answered, but not to this user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ def store_checks(facts: StoreFacts) -> list[Check]:
 
 def _server(server: Server, facts: StoreFacts) -> Check:
     what = f"etcd at {server.address}"
+    if server.denied:
+        return Check("ETCD_LOGIN", Grade.BAD, server.error, "set TMRUN_ETCD_USER and TMRUN_ETCD_PASSWORD to a user of this etcd")
     if server.error:
         everywhere = all(s.error for s in facts.servers)
         return Check("ETCD_UNREACHABLE", Grade.BAD if everywhere else Grade.WARN, f"{what}: {server.error}", "start it, or check the route")

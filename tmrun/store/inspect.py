@@ -55,9 +55,12 @@ def _server(address: str, secure: bool, user: str, password: str | None, tls: Tl
     try:
         told = channels.call(lambda e: rpc.MaintenanceStub(e.channel).Status, rpc.StatusRequest(), name="status request")
         me = told.header.member_id
-        return Server(address, "", told.version, told.leader == me, told.leader != 0, told.dbSize, _quota(address, secure, tls))
+        size, quota = told.dbSize, _quota(address, secure, tls)
+        return Server(
+            address, version=told.version, leader=told.leader == me, has_leader=told.leader != 0, db_bytes=size, quota_bytes=quota
+        )
     except StoreError as error:
-        return Server(address, str(error))
+        return Server(address, str(error), denied=isinstance(error, StoreDenied))
     finally:
         channels.close()
 
