@@ -6,11 +6,9 @@ The wrapper looks at the function's annotations as objects, hence no ``from __fu
 import argparse
 import datetime
 import os
-import time
 from typing import Any
 
 import torch.distributed as dist
-import torch.nn as nn
 import work
 from nvidia_resiliency_ext import inprocess
 
@@ -62,24 +60,7 @@ def train(args: argparse.Namespace, call: inprocess.CallWrapper | None = None) -
     assert call is not None
     store = dist.PrefixStore(f"call{call.iteration}", STORE)
     dist.init_process_group("gloo", store=store, rank=_rank(), world_size=_world())
-    rank, world = dist.get_rank(), dist.get_world_size()
-    plain = work.build(args)
-    optimizer = work.optimizer_of(plain)
-    first = work.load(args, plain, optimizer)
-    model = nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=1)
-    data = work.batches(args, rank)
-    recorder = work.Recorder(args.out)
-    for step in range(first, args.steps):
-        start = time.monotonic()
-        loss = work.loss_of(args, model, data, rank, step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        recorder.write(rank, world, step, start, loss)
-        call.ping()
-        if rank == 0 and (step + 1) % args.every == 0:
-            with call.atomic():
-                work.save(args, plain, optimizer, step + 1)
+    work.train_from_checkpoint(args, call.ping, call.atomic)
 
 
 if __name__ == "__main__":

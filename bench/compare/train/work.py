@@ -13,10 +13,13 @@ import runpy
 import sys
 import time
 import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
@@ -114,3 +117,27 @@ def save(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Opti
     draft = args.checkpoint.with_name(f"{args.checkpoint.name}.{os.getpid()}")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, draft)
     draft.rename(args.checkpoint)
+
+
+def train_from_checkpoint(
+    args: argparse.Namespace, alive: Callable[[], object], saving: Callable[[], AbstractContextManager[object]]
+) -> None:
+    """Train, from the last checkpoint on; ``alive`` is called after every step, ``saving`` is around every checkpoint."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    plain = build(args)
+    optimizer = optimizer_of(plain)
+    first = load(args, plain, optimizer)
+    model = nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=1)
+    data = batches(args, rank)
+    recorder = Recorder(args.out)
+    for step in range(first, args.steps):
+        start = time.monotonic()
+        loss = loss_of(args, model, data, rank, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        recorder.write(rank, world, step, start, loss)
+        alive()
+        if rank == 0 and (step + 1) % args.every == 0:
+            with saving():
+                save(args, plain, optimizer, step + 1)
