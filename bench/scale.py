@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
 from tmrun_agent.views import Views
 
 from tmrun.core import coordinator, node, planner, transactions
+from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
@@ -64,7 +65,7 @@ class Agent:
     tally: Counter[str]
     wake: Callable[[Agent], None]
     facts: deque[node.Fact] = field(default_factory=deque)
-    timers: coordinator.Timers = field(default_factory=coordinator.Timers)
+    timers: Timers = field(default_factory=Timers)
     dead: bool = False
     campaign_at: float = 0.0
     waits: str = ""

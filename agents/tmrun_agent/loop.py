@@ -18,6 +18,7 @@ from tmrun.beacon import Beacon
 from tmrun.config import AgentConfig
 from tmrun.core import coordinator, preemption, transactions
 from tmrun.core import node as core
+from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
@@ -75,7 +76,7 @@ class Agent:
     beacon: Beacon
     node: core.Node
     preload: Preload = field(default_factory=Preload)
-    timers: coordinator.Timers = field(default_factory=coordinator.Timers)
+    timers: Timers = field(default_factory=Timers)
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
     _timings: dict[tuple[int, int], Timing] = field(default_factory=dict)
     _job: Job | None = None

@@ -29,7 +29,7 @@ import pytest
 from e2e_lab import DEADLINE_S, GPT, Lab, make_lab, wait_for
 from tmrun_agent.feeders import Mirror
 
-from tmrun.core import codec, coordinator, planner, transactions
+from tmrun.core import codec, planner, states, transactions
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import Host, Migration, Operation, OpState, Phase, Progress, Seat, Verb, Vote
@@ -159,7 +159,7 @@ class Hosts:
         job = self.job()
         held = {i: r.value for i, r in job.runs.items() if r.value.joined and r.value.epoch == job.epoch}
         return (
-            coordinator.job_state(job)[0].value == "running"
+            states.job_state(job)[0].value == "running"
             and job.map is not None
             and all(i in held and held[i].incarnation == s.incarnation for i, s in enumerate(job.map.seats))
             and not job.open_ops()

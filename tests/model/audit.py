@@ -10,8 +10,9 @@ from training import require
 
 from tmrun.core import migration as judging
 from tmrun.core import node, planner
-from tmrun.core.membership import Job, fold, known_hosts, node_state
+from tmrun.core.membership import Job, fold
 from tmrun.core.model import Host, Kind, Migration, NodeState, OpState, Phase, RankMap, Seat, Verb, Vote
+from tmrun.core.states import known_hosts, node_state
 from tmrun.core.txn import Listing, Txn
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import world as worlds
 
-from tmrun.core import coordinator, node, transactions
+from tmrun.core import drains, losses, node, resync, transactions
 from tmrun.core import migration as judging
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
@@ -64,7 +64,7 @@ def _leaver_without(kind: Kind, *keys: str) -> Mutation:
 
 def _eager_commit() -> Mutation:
     """Do not wait for the fence of a host that may only be cut off."""
-    return instead(coordinator, "_confirmed", lambda job, slot: True)
+    return instead(losses, "confirmed", lambda job, slot: True)
 
 
 def _never_back() -> Mutation:
@@ -137,9 +137,9 @@ MUTATIONS: dict[str, Mutation] = {
     "update_member: it is mine": without("update_member", "member"),
     "map: the incarnation counts": instead(Job, "alive", _alive_whoever),
     "coordinator: waits for a cut-off host's fence": _eager_commit(),
-    "coordinator: a leaver owes word": instead(coordinator, "_may_still_run", lambda *_: False),
+    "coordinator: a leaver owes word": instead(drains, "_may_still_run", lambda *_: False),
     "judge: a failed node is back": _never_back(),
-    "coordinator: parked workers are resumed": instead(coordinator, "_resync", lambda *_: None),
+    "coordinator: parked workers are resumed": instead(resync, "decide", lambda *_: None),
     "node: a commit before a newer prepare": _prepare_first(),
     "node: gives up what it claimed in vain": instead(node, "_stray_claim", lambda *_: None),
     "node: a start map wants new processes": instead(node, "_seated_unprepared", lambda *_: False),

@@ -17,7 +17,8 @@ from audit import Audit
 from tmrun_agent.views import Views
 from training import Abort, Commit, Prepare, Training, Worker
 
-from tmrun.core import codec, coordinator, node, transactions
+from tmrun.core import codec, coordinator, node, planner, states, transactions
+from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
@@ -56,7 +57,7 @@ class Agent:
     member: Member = field(init=False)
     node: node.Node = field(init=False)
     views: Views = field(init=False)
-    timers: coordinator.Timers = field(default_factory=coordinator.Timers)
+    timers: Timers = field(default_factory=Timers)
     alive: bool = True
     frozen: bool = False
     lease_lost: bool = False
@@ -458,7 +459,7 @@ class World:
             idle = 0 if moved else idle + 1
             if idle > 3:
                 self.advance(TICK_S)
-        where = f"{coordinator.job_state(self.job())}, coordinator: {self.thinks()}"
+        where = f"{states.job_state(self.job())}, coordinator: {self.thinks()}"
         raise AssertionError(
             f"invariant 15: no end after {limit} rounds: {where}\n" + "\n".join([*lines[-30:], *map(str, self.training.living())])
         )
@@ -490,7 +491,7 @@ class World:
             return not any(w.lives for w in self.training.workers)
         if job.map is None or job.open_migration or not job.leader or not all(job.alive(s) for s in job.map.seats):
             return False
-        if coordinator.job_state(job)[0].value != "running":
+        if states.job_state(job)[0].value != "running":
             return False
         last = self.training.completed[-3:]
         if len(last) < 3 or any(c[1] != job.epoch for c in last):
@@ -504,4 +505,4 @@ class World:
         """An open drain can go on: somebody is free to take the ranks, or only the end has to be told."""
         assert job.map is not None
         seated = any(job.map.slot_of_host(h) is not None for op in job.open_ops() for h in op.hosts)
-        return not seated or bool(coordinator.planner.standbys(job, warm_only=False))
+        return not seated or bool(planner.standbys(job, warm_only=False))

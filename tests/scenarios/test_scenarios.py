@@ -25,9 +25,9 @@ import pytest
 from training import Violation
 from world import SPEC, World
 
-from tmrun.core import coordinator
-from tmrun.core.membership import known_hosts, node_state
+from tmrun.core import states
 from tmrun.core.model import Verb
+from tmrun.core.states import known_hosts, node_state
 
 HERE = Path(__file__).parent
 QUIET = re.compile(
@@ -133,7 +133,7 @@ class Play:
 
     def do_status(self) -> list[str]:
         job = self.world.job()
-        state, why = coordinator.job_state(job)
+        state, why = states.job_state(job)
         rows = [f"{h}: {' - '.join(x for x in node_state(job, h) if x)}" for h in known_hosts(job)]
         ops = [f"{o.id}: {o.state.value}{' - ' + o.detail if o.detail else ''}" for o in job.ops.values()]
         said = [] if state.value != "running" and job.end else [f"coordinator {self.world.thinks()}"]

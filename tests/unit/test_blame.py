@@ -7,7 +7,7 @@ from dataclasses import replace
 from test_breaker import TTL, Clock, _job, _seat
 
 from tmrun.core import node
-from tmrun.core.coordinator import DOUBT_SHARE
+from tmrun.core.decision import DOUBT_SHARE
 from tmrun.core.membership import Job
 from tmrun.core.model import Trouble
 

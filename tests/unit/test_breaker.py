@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tmrun.core import coordinator, report
+from tmrun.core import attempts, coordinator, losses, report
+from tmrun.core.decision import Timers
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, Stored
 from tmrun.core.model import (
@@ -61,7 +62,7 @@ class Clock:
     """Observe and decide, second by second."""
 
     def __init__(self) -> None:
-        self.now, self.timers, self.reason = 100.0, coordinator.Timers(), ""
+        self.now, self.timers, self.reason = 100.0, Timers(), ""
 
     def at(self, seconds: float, job: Job) -> str:
         self.now = 100.0 + seconds
@@ -115,7 +116,7 @@ def test_leases_that_run_out_one_by_one_do_not_use_up_the_attempts() -> None:
     """Every one of them aborts the migration that the one before began."""
     tried = tuple(_aborted(n, *range(n)) for n in range(1, 8))
     assert Clock().at(0, replace(_job(*range(3)), aborted=tried)) == "propose failure migration 1"
-    again = tuple(_aborted(n, 0, 1, 2) for n in range(coordinator.MAX_ABORTS))
+    again = tuple(_aborted(n, 0, 1, 2) for n in range(attempts.MAX_ABORTS))
     assert "presumed dead, restarting" in Clock().at(0, replace(_job(*range(3)), aborted=again))
 
 
@@ -129,4 +130,4 @@ def test_losses_one_by_one_never_trip_it() -> None:
     for count in range(1, 8):
         said = clock.at(count * TTL / 3, _job(*range(count), standbys=0))
         assert "suspecting" not in said, said
-    assert coordinator.breaker_limit(Spec(2, 1, 0, ("x",))) == 3
+    assert losses.breaker_limit(Spec(2, 1, 0, ("x",))) == 3

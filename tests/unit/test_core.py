@@ -13,7 +13,7 @@ from tmrun.core import environment, planner, report, transactions
 from tmrun.core.codec import decode, encode
 from tmrun.core.errors import UsageError
 from tmrun.core.keys import Keys
-from tmrun.core.membership import Job, fold, known_hosts, natural, node_state
+from tmrun.core.membership import Job, fold, natural
 from tmrun.core.model import (
     Admin,
     Head,
@@ -35,6 +35,7 @@ from tmrun.core.model import (
     Trouble,
     WorkerVote,
 )
+from tmrun.core.states import known_hosts, node_state
 from tmrun.core.txn import KeyValue, Put
 
 KEYS = Keys("job")

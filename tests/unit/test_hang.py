@@ -8,7 +8,7 @@ import pytest
 from test_core import KEYS, running, seat
 
 from tmrun.core import codec, coordinator, hang
-from tmrun.core.coordinator import Timers
+from tmrun.core.decision import Timers
 from tmrun.core.membership import Job
 from tmrun.core.model import Eviction, Evidence, Host, Kind, Leader, Resume, Sign, Stall, Term
 from tmrun.core.watchdog import Blame

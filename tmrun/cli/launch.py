@@ -29,7 +29,7 @@ from tmrun.cli.console import Console
 from tmrun.cli.hooks import Wanted
 from tmrun.cli.wards import Wards
 from tmrun.config import AgentConfig, NoticeSources, beacon_path
-from tmrun.core import codec, policy, report, transactions
+from tmrun.core import codec, policy, states, transactions
 from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
@@ -314,7 +314,7 @@ class Launcher:
         found = self.store.get(self.keys.end)  # after that look: an agent that ended with the job needs no burial
         if found is not None:
             end = codec.decode(End, found.value)
-            return report.final_exit_code(end.state, end.exit_code)
+            return states.final_exit_code(end.state, end.exit_code)
         if self.departing:
             return 128 + signal.SIGTERM if len(ended) == len(self.agents) else None
         for host, code in ended.items():

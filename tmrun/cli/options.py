@@ -14,8 +14,9 @@ from click.shell_completion import CompletionItem
 from tmrun.cli import jobs
 from tmrun.core import hostlist
 from tmrun.core.errors import NotFoundError, RefusedError, TmrunError, UsageError
-from tmrun.core.membership import Job, known_hosts
+from tmrun.core.membership import Job
 from tmrun.core.model import Host
+from tmrun.core.states import known_hosts
 
 F = TypeVar("F", bound=Callable[..., Any])
 API_VERSION = 1
@@ -67,7 +68,7 @@ def output_option(*forms: str) -> Callable[[F], F]:
 
 def complete_nodes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Node names that begin as typed, with their states. Silent about any trouble: this runs at a press of a key."""
-    from tmrun.core.membership import node_state
+    from tmrun.core.states import node_state
 
     try:
         with jobs.connect(ctx.params.get("job"), ctx.params.get("etcd"), deadline_s=1.0) as connection:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from tmrun.core import coordinator, report
-from tmrun.core.membership import Job, known_hosts, node_state
+from tmrun.core import report, states
+from tmrun.core.membership import Job
 from tmrun.core.model import Host, JobState, Kind, NodeState, Timing
+from tmrun.core.states import known_hosts, node_state
 
 PHASES = ("detect", "bind", "comm", "state", "redo")
 MAX_EPOCHS = 256
@@ -134,7 +135,7 @@ def _share(whole: float, lost: float) -> float:
 
 def of_job(job: Job, migrating_s: float) -> list[Family]:
     """What the coordinator says of the job. ``migrating_s``: for how long it has seen the open migration."""
-    state = coordinator.job_state(job)[0]
+    state = states.job_state(job)[0]
     hosts = known_hosts(job)
     counts = Counter(node_state(job, h)[0].value for h in hosts)
     warm = sum(_ready(job, h) for h in hosts)

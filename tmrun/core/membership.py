@@ -28,7 +28,6 @@ from tmrun.core.model import (
     Leaving,
     Member,
     Migration,
-    NodeState,
     Notice,
     Obituary,
     Operation,
@@ -282,56 +281,6 @@ def natural(host: str) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", host) if part)
 
 
-def known_hosts(job: Job) -> list[Host]:
-    """Every host that is registered, seated or under an operator's order, in natural order."""
-    hosts = set(job.members) | set(job.admins)
-    if job.map:
-        hosts |= {s.host for s in job.map.seats}
-    return sorted(hosts, key=natural)
-
-
-def node_state(job: Job, host: Host) -> tuple[NodeState, str]:
-    """(state, why) of one node: the states partition the nodes."""
-    member = job.members.get(host)
-    slot = job.map.slot_of_host(host) if job.map else None
-    admin = job.admins.get(host)
-    if slot is not None:
-        return _seated_state(job, host, slot)
-    if admin is not None and admin.draining:
-        why = admin.reason or "drained"
-        return (NodeState.DRAINING if job.runs_on(host) else NodeState.DRAINED), why
-    if member is None:
-        return NodeState.DOWN, "not registered"
-    if member.value.fault:
-        return NodeState.FAILED, member.value.fault
-    if job.map is None:
-        return NodeState.JOINING, "waiting for the first map"
-    if member.value.warm:
-        return _standby_state(job, member.value)
-    return NodeState.WARMING, "rehearsing" if job.movable else "rehearses once the workers have reached run.steps"
-
-
 def fitness(job: Job, member: Member) -> admission.Verdict:
     """Whether a member's machine is as good as those that train."""
     return admission.judge(member.machine, (r.value.machine for r in job.runs.values()))
-
-
-def _standby_state(job: Job, member: Member) -> tuple[NodeState, str]:
-    verdict = fitness(job, member)
-    if verdict.fit is admission.Fit.REFUSED:
-        return NodeState.FAILED, f"not fit as a standby: {verdict.why}"
-    return NodeState.STANDBY, f"warm, but chosen last: {verdict.why}" if verdict.why else "warm"
-
-
-def _seated_state(job: Job, host: Host, slot: int) -> tuple[NodeState, str]:
-    assert job.map is not None
-    seat = job.map.seats[slot]
-    trouble = job.trouble(slot)
-    if not job.alive(seat):
-        return NodeState.DOWN, "its lease is gone"
-    if trouble:
-        return NodeState.FAILED, trouble.text
-    admin = job.admins.get(host)
-    if admin is not None and admin.draining:
-        return NodeState.DRAINING, admin.reason
-    return NodeState.ACTIVE, ""

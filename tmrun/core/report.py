@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tmrun.core import codec, coordinator, details, hang, straggler
-from tmrun.core.membership import Job, known_hosts, node_state
+from tmrun.core import codec, details, hang, losses, states, straggler
+from tmrun.core.membership import Job
 from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Receiving, Timing
+from tmrun.core.states import known_hosts, node_state
 
 API_VERSION = 1
 
@@ -26,7 +27,7 @@ def status(
 ) -> dict[str, Any]:
     """One screen. ``progress`` of all nodes, ``rows`` of ``history``, ``told``: the coordinator's own last words on what it waits for,
     ``timings`` of the newest epoch, ``now``: the reader's wall clock, for ages, ``receiving``: state on its way."""
-    state, reason = coordinator.job_state(job)
+    state, reason = states.job_state(job)
     if state in (JobState.RENDEZVOUS, JobState.MIGRATING, JobState.RECOVERING, JobState.WAITING):
         reason = told or reason
     steps = {p.host: p for p in progress}
@@ -113,14 +114,14 @@ def checks(job: Job) -> list[dict[str, str]]:
             found.append({"code": "STANDBY_LOW", "text": f"{warm} of {job.spec.standby} standbys"})
         elif warm < job.spec.standby:
             found.append({"code": "STANDBY_COLD", "text": f"{warm} of {job.spec.standby} standbys are warm"})
-        gone = len(coordinator.vanished(job))
-        if gone >= coordinator.breaker_limit(job.spec):
+        gone = len(losses.vanished(job))
+        if gone >= losses.breaker_limit(job.spec):
             text = f"{gone} of {job.spec.nnodes} nodes are gone and nobody confirms their deaths: look at the store and the network"
             found.append({"code": "STORE_SUSPECT", "text": text})
     if job.end is None:
         found += details.checks(job)
     if job.pause is not None and job.end is None:
-        found.append({"code": "PAUSED", "text": coordinator.held_back(job)})
+        found.append({"code": "PAUSED", "text": losses.held_back(job)})
     stuck = hang.finding(job) if job.end is None else None
     if stuck is not None:
         found.append({"code": "HANG", "text": stuck.why})
@@ -193,8 +194,3 @@ def phases(kind: Kind, timings: Sequence[Timing], *, moved: bool = True) -> dict
 
 def _most(timings: Sequence[Timing], phase: str) -> float:
     return max((t.phases.get(phase, 0.0) for t in timings), default=0.0)
-
-
-def final_exit_code(state: JobState, code: int) -> int:
-    """What a launcher returns for a job that ended so."""
-    return 0 if state is JobState.SUCCEEDED else code or 1

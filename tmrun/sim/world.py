@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from tmrun.core import coordinator, membership, migration, transactions
+from tmrun.core import coordinator, decision, membership, migration, transactions
+from tmrun.core.decision import Decision, Timers
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, Stored, fold
 from tmrun.core.model import FENCED_SHARE, UNSEEN_SHARE, Done, Host, Incarnation, Member, Operation, Run, Seat, Spec, Trouble, Verb, Vote
@@ -36,7 +37,7 @@ class JobWorld:
         self.store = MemoryWorld(auto=False)
         self.store.clock.now = now
         self.client = self.store.client("sim")
-        self.timers = coordinator.Timers()
+        self.timers = Timers()
         self.votes: Mapping[Host, Stored[Vote]] = {}
         """What the stayers say of ``voted``."""
         self.voted = 0
@@ -213,15 +214,15 @@ class JobWorld:
         """The stayers' votes."""
         self.votes, self.voted, self._job = votes, migration, None
 
-    def decide(self, now: float, electable: Callable[[int], bool] = lambda _: True) -> coordinator.Decision:
+    def decide(self, now: float, electable: Callable[[int], bool] = lambda _: True) -> Decision:
         """One decision of whoever is elected, executed. Nothing to do: ``txn`` is None. ``electable``: this host's agent lives."""
         self.store.clock.now = now
         job = self.job()
         if job.leader is None:
-            self.timers = coordinator.Timers()  # of the new coordinator, which has seen nothing yet
+            self.timers = Timers()  # of the new coordinator, which has seen nothing yet
             self.leader = min(filter(electable, self._leases), default=-1)
             if self.leader < 0:
-                return coordinator.Decision(None, "nobody is here")
+                return Decision(None, "nobody is here")
             self._write(transactions.elect(job, self.seat(self.leader), self._leases[self.leader]))
             job = self.job()
         self.timers = coordinator.observe(self.timers, job, now)
@@ -247,7 +248,7 @@ class JobWorld:
             "parked": max(0.0, ttl * FENCED_SHARE - coordinator.idle_s(self.job())),
             "gone": ttl * UNSEEN_SHARE,
             "suspect": ttl,
-            "doubt": ttl * coordinator.DOUBT_SHARE,
+            "doubt": ttl * decision.DOUBT_SHARE,
             "no": spec.node_wait_s,
         }
         every = sorted(set(limits.values()))  # of a timer that is not known here
@@ -301,9 +302,9 @@ class JobWorld:
         for slot in job.runs:
             self._write(transactions.release(job, slot))
 
-    def settle(self, now: float) -> list[coordinator.Decision]:
+    def settle(self, now: float) -> list[Decision]:
         """Decide until there is nothing left to do."""
-        made: list[coordinator.Decision] = []
+        made: list[Decision] = []
         while (decision := self.decide(now)).txn is not None:
             made.append(decision)
             assert len(made) < 100, [d.reason for d in made[-5:]]

@@ -1,0 +1,78 @@
+"""Rules for drains and replacements that people asked for: move the ranks, confirm the end, force what is late.
+
+May not know: failures.
+"""
+
+from __future__ import annotations
+
+from tmrun.core import attempts, planner, transactions
+from tmrun.core.decision import Decision, Timers
+from tmrun.core.membership import Job
+from tmrun.core.model import Host, Kind, Operation, OpState, RankMap, Seat, Spec, Verb
+
+
+def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
+    """The oldest open request that can be carried on."""
+    if job.done:
+        return Decision(None, "the job is ending: workers of a slot have finished")
+    why = ""
+    for op in job.open_ops():
+        slots = [i for i, s in enumerate(current.seats) if s.host in op.hosts and i not in job.done]
+        decision = _take_away(job, op, slots) if slots else _finish(job, op, timers, now)
+        if decision.txn is not None:
+            return decision
+        why = decision.reason
+    return Decision(None, why) if why else None
+
+
+def _finish(job: Job, op: Operation, timers: Timers, now: float) -> Decision:
+    busy = [h for h in op.hosts if job.runs_on(h) or _may_still_run(job, h, timers, now)]
+    if busy:
+        return Decision(None, f"waiting for the processes of {', '.join(busy)} to end")
+    detail = f"{', '.join(op.hosts)} {'drained' if op.verb is Verb.DRAIN else 'replaced'} (safe to power off)"
+    return Decision(transactions.finish_op(job, op, OpState.DONE, detail), detail, detail)
+
+
+def _may_still_run(job: Job, host: Host, timers: Timers, now: float) -> bool:
+    """A leaver has not confirmed the end of its processes, and nobody else can: not whoever saw its agent exit, not a newer life of the
+    host. One that has been silent for a lease time has ended them itself."""
+    left = job.leaving.get(host)
+    if left is None:
+        return False
+    if job.alive(Seat(host, left.incarnation)):
+        return True
+    note = job.obituaries.get(host)
+    if host in job.members or (note is not None and note.incarnation == left.incarnation):
+        return False
+    assert job.spec is not None
+    return timers.since(f"left {host} {left.incarnation}", now) < job.spec.lease_ttl_s
+
+
+FORCED = "its node gives up its ranks now, without handing them over"
+
+
+def overdue(job: Job, timers: Timers, now: float) -> Operation | None:
+    """A drain whose deadline has passed while its node still holds ranks. (The deadline starts anew with another coordinator.)"""
+    held = {s.host for s in job.map.seats} if job.map and not job.pause else set()
+    late = (o for o in job.open_ops() if o.force_after_s and timers.since(f"request {o.id}", now) > o.force_after_s)
+    return next((o for o in late if held & set(o.hosts)), None)
+
+
+def _take_away(job: Job, op: Operation, slots: list[int]) -> Decision:
+    """Ranks leave a drained node by a handover; a replaced one gives them up, and the rule for failures moves them."""
+    if op.verb is Verb.REPLACE:
+        return Decision(None, f"waiting for {', '.join(op.hosts)} to give up its ranks")
+    return _propose_drain(job, op, slots)
+
+
+def _propose_drain(job: Job, op: Operation, slots: list[int]) -> Decision:
+    if not all(i in job.runs and job.runs[i].value.joined for i in range(len(job.map.seats if job.map else ()))):
+        return Decision(None, "waiting for all workers to reach run.steps")
+    failed = attempts.too_often([m for m in job.aborted if m.op == op.id])
+    if failed:
+        return Decision(transactions.finish_op(job, op, OpState.FAILED, failed), failed, f"drain {op.id} failed: {failed}")
+    plan = planner.plan_moves(job, slots, op.to)  # at most MAX_MOVES; the rest follow in the next migration
+    if not plan.moves:
+        return Decision(None, plan.why)
+    txn = transactions.propose(job, Kind.DRAIN, plan.moves, op.id, op.reason)
+    return Decision(txn, plan.why, f"plan: {attempts.plan_text(job, plan)}")

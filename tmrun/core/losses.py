@@ -1,0 +1,87 @@
+"""Which slots have failed, how sure that is, and the breaker: too many at once accuse the store or the network.
+
+May not know: what is done about it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tmrun.core.decision import Timers
+from tmrun.core.membership import Job
+from tmrun.core.model import Spec
+
+BREAKER_SHARE = 0.1
+"""Of the nodes: a loss of so many at once is not believed at once."""
+
+
+def failed(job: Job) -> list[int]:
+    """Slots whose workers or node are gone, unless they had finished."""
+    assert job.map is not None
+    return [i for i, s in enumerate(job.map.seats) if i not in job.done and (job.trouble(i) or not job.alive(s))]
+
+
+def what(job: Job, slot: int) -> str:
+    """What happened to it, for people."""
+    assert job.map is not None
+    seat = job.map.seats[slot]
+    trouble = job.trouble(slot)
+    return f"{seat.host} rank {trouble.rank}: {trouble.text}" if trouble else f"{seat.host} is gone (slot {slot})"
+
+
+def confirmed(job: Job, slot: int) -> bool:
+    """Dead beyond doubt: reported by its own agent, by whoever saw the agent exit, or by a newer life of the same host."""
+    assert job.map is not None
+    seat = job.map.seats[slot]
+    note = job.obituaries.get(seat.host)
+    return job.trouble(slot) is not None or seat.host in job.members or (note is not None and note.incarnation == seat.incarnation)
+
+
+def echoes(job: Job, slot: int) -> bool:
+    """Its workers ended because they lost a peer: whatever else failed is the cause."""
+    trouble = job.trouble(slot)
+    return trouble is not None and trouble.echo
+
+
+def exit_code(job: Job, failed: list[int]) -> int:
+    """Of the first whose workers told one; 1: none did."""
+    return next((job.troubles[i].exit_code for i in failed if job.trouble(i)), 1)
+
+
+def vanished(job: Job) -> list[int]:
+    """Slots whose lease is gone and whose death nobody confirms."""
+    seats = job.map.seats if job.map else ()
+    return [i for i, s in enumerate(seats) if i not in job.done and not job.alive(s) and not confirmed(job, i)]
+
+
+def breaker_limit(spec: Spec) -> int:
+    """So many nodes that vanish within one lease time, all without a word, accuse the store or the network instead."""
+    return max(3, math.ceil(spec.nnodes * BREAKER_SHARE))
+
+
+def mass_loss(job: Job, timers: Timers, now: float) -> bool:
+    """The breaker has tripped, or trips now. Its timer runs from the trip and is not begun anew by losses that follow it closely, so
+    that it only ever costs one lease time."""
+    assert job.spec is not None and job.map is not None
+    ttl, slots = job.spec.lease_ttl_s, vanished(job)
+    if slots and "suspect" in timers.seen and timers.since("suspect", now) < ttl:
+        return True
+    fresh = [i for i in slots if timers.since(f"gone {i} {job.map.seats[i].incarnation}", now) < ttl]
+    return len(fresh) >= breaker_limit(job.spec)
+
+
+def breaker(job: Job, timers: Timers, now: float) -> str:
+    """Why nobody is replaced now; empty: go on."""
+    assert job.spec is not None
+    left, slots = job.spec.lease_ttl_s - timers.since("suspect", now), vanished(job)
+    if "suspect" not in timers.seen or left <= 0 or not slots:
+        return ""
+    lost = f"{len(slots)} of {job.spec.nnodes} nodes vanished at once"
+    return f"{lost}: suspecting the store or the network, replacing nobody for {left:.0f} s"
+
+
+def held_back(job: Job) -> str:
+    """What a pause means, for people; empty when there is none."""
+    if job.pause is None:
+        return ""
+    return f"automatic replacement is paused{f' ({job.pause.reason})' if job.pause.reason else ''}; `tmrun resume` lets it go on"

@@ -1,0 +1,48 @@
+"""Rules for workers that wait although nobody has failed: they agree on a step, connect anew and go on in place. May not know: drains."""
+
+from __future__ import annotations
+
+from tmrun.core import attempts, hang, losses, restarts, transactions, watchdog
+from tmrun.core.decision import DOUBT_SHARE, Decision, Timers
+from tmrun.core.membership import Job
+from tmrun.core.model import Kind, RankMap, Spec
+
+
+def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
+    """Workers are parked and nobody has failed (any more): a migration without moves lets them agree on a step and go on."""
+    if job.done:
+        return None
+    parked = attempts.parked(job)
+    if parked is None:
+        return _unexplained(job, spec, timers, now) or _deadlock(job, spec, timers, now)
+    if attempts.immovable(job):
+        return Decision(None, losses.held_back(job)) if job.pause else restarts.restart(job, attempts.immovable(job), 1, program=False)
+    reason = f"all ranks are alive again (migration {parked.id}: {parked.reason})"
+    return Decision(transactions.propose(job, Kind.FAILURE, (), "", reason), reason, f"{reason}; going on in place")
+
+
+def _unexplained(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | None:
+    """Workers lost a connection to each other, everybody lives, and no lease has run out since: a link broke. Reconnect in place."""
+    doubts = [d for d in job.doubts.values() if d.epoch == job.epoch]
+    if not doubts:
+        return None
+    what = "; ".join(f"{d.host}: {d.text}" for d in doubts)
+    left = DOUBT_SHARE * spec.lease_ttl_s - timers.since(f"doubt {job.epoch}", now)
+    if left > 0:
+        return Decision(None, f"{what}; waiting {left:.0f} s more for a death that would explain it")
+    txn = transactions.propose(job, Kind.FAILURE, (), "", f"a connection broke between living nodes ({what})")
+    return Decision(txn, what, f"{what}; nobody has died, connecting again in place")
+
+
+def _deadlock(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | None:
+    """All ranks wait at the same place, nobody is behind: a dead connection, which a new one heals, or the program, which nothing heals."""
+    found, limit = hang.finding(job), watchdog.limits(spec.hang_timeout)
+    if found is None or found.blame is not watchdog.Blame.NOBODY or limit is None or spec.hang_action != "replace" or job.pause:
+        return None
+    patience = limit.late_s * (1 if hang.waits_in_vote(job) else 10)  # else all may be computing something rare
+    left = patience - timers.since(f"deadlock {job.epoch}", now)
+    if left > 0:
+        return Decision(None, f"{found.why}; waiting {left:.0f} s more for somebody to move")
+    if hang.same_place(job, found):
+        return restarts.restart(job, f"{found.why}, again after they were connected anew", 1, program=True)
+    return Decision(transactions.propose(job, Kind.FAILURE, (), "", found.why), found.why, f"{found.why}; connecting again in place")
