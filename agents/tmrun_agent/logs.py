@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import tempfile
 import termios
 import threading
@@ -189,10 +190,13 @@ class Pump:
 
     def _run(self) -> None:
         with os.fdopen(self._read_end, "rb", buffering=0) as pipe:
+            ready = select.poll()
+            ready.register(pipe, select.POLLIN)
             while True:
                 self._idle.set()
+                ready.poll()
+                self._idle.clear()  # before the bytes leave the pipe: whoever sees it empty must see that they are being kept
                 chunk = pipe.read(1 << 16)
-                self._idle.clear()
                 if not chunk:
                     break
                 self._keep(chunk)

@@ -78,6 +78,7 @@ class Agent:
     preload: Preload = field(default_factory=Preload)
     timers: Timers = field(default_factory=Timers)
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """pid -> (step, its usual duration)."""
     _timings: dict[tuple[int, int], Timing] = field(default_factory=dict)
     _job: Job | None = None
     _told: str = ""
@@ -191,7 +192,7 @@ class Agent:
             return  # of a group that is over
         match message:
             case wire.Progress(step, step_s):
-                self._progress(local, step, step_s)
+                self._progress(group, pid, (step, step_s))
             case wire.Receiving(done, total):
                 spec = self.job().spec
                 if spec is not None:
@@ -235,10 +236,10 @@ class Agent:
             worker = WorkerVote(rank, message.step, message.next_step, message.covers, message.snapshots, message.witnessed, message.idle_s)
         return core.Answer(message.stop_step, worker, frozenset(message.groups))
 
-    def _progress(self, local: int, step: int, step_s: float) -> None:
-        self._steps[local] = (step, step_s)
+    def _progress(self, group: core.Group, pid: int, told: tuple[int, float]) -> None:
+        self._steps = {p: s for p, s in self._steps.items() if p in group.pids} | {pid: told}
         slowest = min(self._steps.values())
-        self.publisher.progress(*slowest, self.health.busy_s)
+        self.publisher.progress(group.epoch, *slowest, self.health.busy_s)
         self.metrics.progress(*slowest)
 
     def _timing(self, local: int, message: wire.Switched | wire.Resumed) -> None:
@@ -285,7 +286,7 @@ class Agent:
         except LeaseGone:
             self.lease.lost(self.node.lease)
         except StoreError as error:
-            self._said(f"store: {error}")
+            self._said(str(error))
         return code
 
     def _leave(self) -> int | None:
@@ -370,7 +371,8 @@ class Agent:
     def _said(self, text: str) -> None:
         """Store trouble is told once when it begins, and once when it is over."""
         if bool(text) != bool(self._told):
-            self.publisher.event(text or "the store answers again", EventKind.STORE)
+            kind = EventKind.STORE if text else EventKind.STORE_BACK
+            self.publisher.event(f"{self.me.host}: {text or 'the store answers again'}", kind)
         self._told = text
 
     @property

@@ -59,11 +59,11 @@ class Publisher:
             self._reason = text
             self._put(self._keys.reason, text)
 
-    def progress(self, step: int, step_s: float, busy_s: float) -> None:
+    def progress(self, epoch: int, step: int, step_s: float, busy_s: float) -> None:
         """Tell how far the workers are; only the newest counts."""
         newest = self._progress
-        if newest is None or (newest.step, newest.step_s) != (step, step_s):
-            self._progress = Progress(self._host, step, step_s, time.time(), round(busy_s, 6))
+        if newest is None or (newest.epoch, newest.step, newest.step_s) != (epoch, step, step_s):
+            self._progress = Progress(self._host, step, step_s, time.time(), round(busy_s, 6), epoch)
 
     def receiving(self, rank: int, done: int, total: int) -> None:
         """Tell how much of its state a joiner has; only the newest counts."""
@@ -84,16 +84,19 @@ class Publisher:
             pass  # the store has been away for long; the protocol state is elsewhere
 
     def _run(self) -> None:
+        due = time.monotonic()
         while True:
             try:
-                item = self._queue.get(timeout=PROGRESS_EVERY_S)
+                item = self._queue.get(timeout=max(0.0, due - time.monotonic()))
+                if item is None:
+                    self._write_progress()
+                    return
+                self._write(*item)
             except queue.Empty:
+                pass
+            if time.monotonic() >= due:  # also while there is much else to tell, as after a migration
                 self._write_progress()
-                continue
-            if item is None:
-                self._write_progress()
-                return
-            self._write(*item)
+                due = time.monotonic() + PROGRESS_EVERY_S
 
     def _write_progress(self) -> None:
         self._write_newest(self._keys.progress(self._host), self._progress)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tmrun.core import codec, planner, straggler, transactions
+from tmrun.core import codec, planner, progress, straggler, transactions
 from tmrun.core.codec import CodecError
 from tmrun.core.membership import Job
 from tmrun.core.model import Host, Operation, Progress, Verb
@@ -51,16 +51,13 @@ class Slowness:
             self.tell(f"{host} is no longer slow")
 
     def _read(self, job: Job) -> dict[Host, float]:
-        seated = {s.host for s in job.map.seats} if job.map else set()
-        found = {}
+        found = []
         for entry in self.store.list(job.keys.progresses).entries:
             try:
-                progress = codec.decode(Progress, entry.value)
+                found.append(codec.decode(Progress, entry.value))
             except CodecError:
                 continue
-            if progress.host in seated and progress.busy_s > 0:
-                found[progress.host] = progress.busy_s
-        return found
+        return {host: p.busy_s for host, p in progress.of_seats(job, found).items() if p.busy_s > 0}
 
     def _drain(self, job: Job, host: Host, ratio: float) -> None:
         if job.open_ops() or not planner.standbys(job) or job.draining(host):

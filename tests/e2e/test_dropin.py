@@ -111,7 +111,7 @@ def test_a_failure_is_told_from_its_cause(lab: Lab, tmp_path: Path) -> None:
     assert "[default0]:last words" in out
     report = out[out.index("fail.py FAILED") :]
     cause = report[: report.index("Other failures")] if "Other failures" in report else report
-    for text in ("host      : node1", "rank      : 2 (local_rank: 0)", "139 (pid: ", "SIGSEGV", "last words", "after 1 restarts"):
+    for text in ("host      : node1", "rank      : 2 (local_rank: 0)", "139 (pid: ", "SIGSEGV", "last words", "after 1 restart"):
         assert text in cause, out
     assert json.loads(error.read_text())["message"]["errorCode"] == 139
     (folder,) = (tmp_path / "logs").glob("*_node1_*")

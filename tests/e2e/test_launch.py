@@ -85,7 +85,7 @@ def test_restart_within_the_budget(lab: Lab, script: Path) -> None:
     lab.launch("--local-nodes", "2", "--max_restarts=1", script=script, script_args=("exit",))
     assert lab.launches[0].wait(DEADLINE_S) == 42
     assert "rank 1 of 2 restart 1" in lab.output()
-    assert "(after 1 restarts)" in lab.output()
+    assert "(after 1 restart)" in lab.output()
 
 
 def test_a_script_without_our_api_is_restarted_after_a_kill(lab: Lab, script: Path) -> None:

@@ -70,3 +70,28 @@ def test_other_hosts_logs_do_not_read_what_all_workers_say(store: MemoryStore, o
     store.put(KEYS.end, encode(End(JobState.SUCCEEDED, 0, "done")))
     console.summary(replace(job(store)))
     assert "in all" not in out.getvalue()
+
+
+def test_an_outage_is_told_once_however_many_tell_of_it(store: MemoryStore, out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = make(store, out, monkeypatch)
+    watch = store.watch(KEYS.events, console.tell)
+
+    def agents(kind: str, time: float, *nodes: str) -> None:
+        for node in nodes:
+            store.put(KEYS.event(f"{node}.{kind}", int(time)), encode(Event(time, Host(node), f"{node} {kind}", kind)))
+
+    monkeypatch.setattr(consoles.time, "time", lambda: 100.0)
+    for _ in range(3):
+        console.store_is_silent("no answer; training goes on")
+    monkeypatch.setattr(consoles.time, "time", lambda: 130.0)
+    for _ in range(3):
+        console.store_answers()
+    agents("store", 101.0, "node0", "node1", "node2")
+    agents("store_back", 131.0, "node0", "node1", "node2")
+    assert out.getvalue().splitlines() == ["tmrun: no answer; training goes on", "tmrun: the store answers again"]
+    agents("store", 200.0, "node1", "node2")
+    agents("store_back", 210.0, "node1")
+    assert out.getvalue().splitlines()[2:] == ["tmrun: node1 store"], "what this launcher has not noticed is told as well"
+    agents("store_back", 211.0, "node2")
+    assert out.getvalue().splitlines()[3:] == ["tmrun: node2 store_back"]
+    watch.close()

@@ -98,7 +98,7 @@ def test_a_drain_is_foreseen_with_what_stands_in_its_way() -> None:
     assert foresight.drain(cold, [Host("b")], ()).blockers == ("0 warm standbys for 1 leaving (s still warming up)",)
     failed = running((KEYS.trouble(0), Trouble(0, Host("a"), seat("a").incarnation, 1, 0, 137, "killed", False)))
     first = foresight.drain(failed, [Host("b")], ())
-    assert first.notes == ("failed slots 0 are replaced first",) and first.blockers == ("1 warm standbys for 1 leaving",)
+    assert first.notes == ("what has failed is replaced first: slot 0",) and first.blockers == ("1 warm standby for 1 leaving",)
     assert foresight.drain(failed, [Host("a")], ()).blockers[0].startswith("a has failed")
     draining = running((KEYS.admin("b"), Admin(Host("b"), True, "x", "d-1")), (KEYS.op("d-1"), Operation("d-1", "drain", (Host("b"),))))
     assert "already" in foresight.drain(draining, [Host("b")], ()).blockers[0]

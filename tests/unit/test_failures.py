@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from tmrun_agent import autopsy
-from tmrun_agent.logs import Logs, WorkerOutput
+from tmrun_agent.logs import Logs, Pump, WorkerOutput
 from tmrun_agent.master import MasterStore
 from torch.distributed import TCPStore
 
@@ -139,6 +140,25 @@ def test_without_files_and_with_a_filter(tmp_path: Path, capfd: pytest.CaptureFi
     assert shown.tail() == ("seen",)
     ours.close()
     assert capfd.readouterr() == ("", "seen\n")
+
+
+class _Slow(threading.Event):
+    """Its threads are overtaken at the worst moment."""
+
+    def clear(self) -> None:
+        time.sleep(0.05)
+        super().clear()
+
+
+def test_the_last_words_are_never_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the pipe and what is kept of it nothing may look finished."""
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Event", _Slow)
+        pump = Pump(None)
+    os.write(pump.write_end, b"last words\n")
+    os.close(pump.write_end)
+    assert pump.tail() == ("last words",)
+    pump.finish()
 
 
 def test_a_folder_that_cannot_be_written_costs_the_logs_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

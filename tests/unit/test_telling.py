@@ -214,7 +214,7 @@ def test_what_is_worth_a_line_has_a_kind() -> None:
 
 # -- the live line
 def test_the_live_line_says_what_is_waited_for() -> None:
-    waiting = {**job(2), "state": "rendezvous", "reason": "waiting for nodes: 2 of 4 are here", "nnodes": 4, "nproc": 8}
+    waiting = {**job(2), "state": "rendezvous", "reason": "waiting for nodes: 2 of 4 here", "nnodes": 4, "nproc": 8}
     waiting["standby"] = {"warm": 0, "warming": 0, "wanted": 1}
     assert "2/5 nodes  waiting for nodes" in launch_view.line(waiting, ["node0"])[0].plain
     line, gist = launch_view.line(job(8), ["node0"])

@@ -65,7 +65,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
         labels = {"rack": "r1"} if host in ACTIVE else {}
         member = Member(Host(host), seat(host).incarnation, f"10.0.0.{host[4:]}", 1, "1", warm=host in STANDBY, labels=labels)
         records[KEYS.member(host)] = member
-        records[KEYS.progress(host)] = Progress(Host(host), 60, 0.1, 1000.0)
+        records[KEYS.progress(host)] = Progress(Host(host), 60, 0.1, 1000.0, epoch=2)
     for slot, host in enumerate(ACTIVE):
         records[KEYS.run(slot)] = Run(slot, Host(host), seat(host).incarnation, 2, (11, 12), True)
     for rank in range(6):
@@ -178,7 +178,7 @@ def test_what_stands_in_the_way_is_named(tmrun: Any) -> None:
     tmrun("cordon", "node10")
     told = tmrun("ok_to_drain", "node[0-1]", "-o", "json")
     assert (told.code, told.json()["ok"]) == (3, False)
-    assert told.json()["blockers"] == ["1 warm standbys for 2 leaving (node10 cordoned)"]
+    assert told.json()["blockers"] == ["1 warm standby for 2 leaving (node10 cordoned)"]
     assert tmrun("ok-to-drain", "node0").out == "ok: node0 can be drained\n"
     assert "node0 is no warm, free standby" in tmrun("plan", "node1", "--to", "node0").err
 
@@ -248,7 +248,7 @@ def test_pause_and_resume(tmrun: Any, store: MemoryStore) -> None:
 
 def test_replace_asks_about_a_node_that_answers(tmrun: Any, store: MemoryStore) -> None:
     asked = tmrun("replace", "node1")
-    assert asked.code == 2 and "node1 still answers" in asked.err and "give -y" in asked.err
+    assert asked.code == 2 and "still answering: node1;" in asked.err and "give -y" in asked.err
     assert "it would end its workers" in tmrun("replace", "node1", "--dry-run").out
     tmrun("replace", "node1", "-y", "--detach")
     (op,) = job(store).open_ops()

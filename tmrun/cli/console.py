@@ -14,6 +14,7 @@ from tmrun.cli.jobs import Connection
 from tmrun.core import codec, details, report
 from tmrun.core.membership import Job
 from tmrun.core.model import Event, Progress, RankMap, Timing
+from tmrun.core.story import EventKind, Outages
 from tmrun.store.api import Changed, WatchEvent
 from tmrun.tui import launch_view
 from tmrun.tui.footer import Footer
@@ -21,6 +22,8 @@ from tmrun.tui.footer import Footer
 SHOW_S = 1.0
 SHOW_SELDOM_S = 10.0
 _PAUSE_WAIT_S = 30.0
+_LAUNCHER = ""
+"""Who tells of an outage, beside nodes."""
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Console:
     """Epoch of a migration whose pause has not been told yet -> until when it is waited for."""
     _epoch: int = 0
     _step: int | None = None
+    _outages: Outages = field(default_factory=Outages)
 
     def __post_init__(self) -> None:
         self.hooks = Hooks(self.wanted_hooks, self.say)
@@ -50,9 +54,30 @@ class Console:
         """An event of the job; those of our own nodes go to the hooks too."""
         if isinstance(event, Changed) and event.value is not None:
             told = codec.decode(Event, event.value.value)
-            self.say(told.text)
+            if self._is_news(told):
+                self.say(told.text)
             if told.host in self.own:
                 self.hooks.tell({"api_version": report.API_VERSION, "job": self.connection.keys.job, **details.event(told)})
+
+    def _is_news(self, told: Event) -> bool:
+        """Every agent tells of an outage of the store."""
+        match told.kind:
+            case EventKind.STORE.value:
+                return self._outages.began(told.host, told.time)
+            case EventKind.STORE_BACK.value:
+                return self._outages.ended(told.host, told.time)
+            case _:
+                return True
+
+    def store_is_silent(self, text: str) -> None:
+        """This launcher has no answer from the store; said again and again."""
+        if self._outages.began(_LAUNCHER, time.time()):
+            self.say(text)
+
+    def store_answers(self) -> None:
+        """It has one; said again and again."""
+        if self._outages.ended(_LAUNCHER, time.time()):
+            self.say("the store answers again")
 
     def show(self) -> None:
         """What is going on: once a second where somebody looks on, seldom in other hosts' logs (each look reads the whole job)."""

@@ -13,9 +13,11 @@ import click
 from tmrun.cli import jobs, options, plan, read
 from tmrun.cli.jobs import Connection
 from tmrun.core import foresight, planner, transactions
+from tmrun.core import migration as judging
 from tmrun.core.errors import RefusedError, StillRunningError, TmrunError, UsageError
 from tmrun.core.membership import Job
 from tmrun.core.model import Host, Migration, Operation, OpState, Phase, Verb
+from tmrun.core.plural import many
 from tmrun.core.ranklist import ranks_text
 from tmrun.store.api import WatchEvent
 from tmrun.tui import timeline
@@ -75,7 +77,7 @@ def command(
         else:
             force_after_s = deadline if deadline is not None and on_deadline == "force" else 0.0
             if force_after_s:
-                options.confirm(f"after {force_after_s:g} s {', '.join(hosts)} loses what it has not handed over. Go on?", yes)
+                options.confirm(f"after {force_after_s:g} s what {', '.join(hosts)} did not hand over is lost. Go on?", yes)
             op = request(connection, current, hosts, reason, to, force_after_s=force_after_s)
             if not detach:
                 Follower(connection, op).run(None if force_after_s else deadline)
@@ -131,7 +133,7 @@ def _check(current: Job, hosts: tuple[Host, ...], to: str) -> None:
     needed = sum(1 for h in hosts if current.map.slot_of_host(h) is not None)
     free = [m.host for m in planner.standbys(current, warm_only=False) if m.host not in hosts and (not to or m.host == to)]
     if len(free) < needed:
-        which = f"{to} is no free standby" if to else f"{len(free)} standby nodes for {needed} leaving"
+        which = f"{to} is no free standby" if to else f"{many(len(free), 'standby node')} for {needed} leaving"
         raise RefusedError(f"cannot drain {', '.join(hosts)}: {which}; start another host with the same tmrun command, then try again")
 
 
@@ -185,7 +187,7 @@ class Follower:
     def _look(self, job: Job) -> bool:
         op = job.ops.get(self.op.id, self.op)
         if op.verb is not self.op.verb:
-            self._say("forced", f"not drained within {self.op.force_after_s:g} s: {', '.join(op.hosts)} gives up its ranks now")
+            self._say("forced", f"not drained within {self.op.force_after_s:g} s: the ranks of {', '.join(op.hosts)} are given up now")
         migration = job.migration.value if job.migration else None
         if migration is not None and self._ours(migration, op):
             self._migration(job, migration)
@@ -198,7 +200,7 @@ class Follower:
             self._say("done", op.detail)
             return True
         if op.state is OpState.OPEN:
-            raise TmrunError(f"the job ended before {', '.join(op.hosts)} was {_ED[op.verb]}")
+            raise TmrunError(f"the job ended before the {op.verb.value} of {', '.join(op.hosts)} was done")
         raise TmrunError(f"{op.verb.value} {op.id} {op.state.value}: {op.detail}")
 
     def _ours(self, migration: Migration, op: Operation) -> bool:
@@ -216,8 +218,7 @@ class Follower:
             votes = f"{len(job.votes)}/{len(job.votes)}"
             where = "stop at" if migration.kind.value == "drain" else "going on with"
             self._say(f"votes {migration.id}", f"prepared: {votes} votes, {where} step {job.map.resume.target}")
-            kept = spec.nnodes - len(migration.moves)
-            self._say(f"commit {job.epoch}", f"committed epoch {job.epoch}; stayers kept: {kept} nodes, {kept * spec.nproc} processes")
+            self._say(f"commit {job.epoch}", f"committed epoch {job.epoch}; stayers kept: {judging.stayers(spec, migration)}")
             self.moved = job.epoch
 
     def _times(self) -> None:

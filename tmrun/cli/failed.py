@@ -14,6 +14,7 @@ from tmrun.core import codec
 from tmrun.core.failure import error_file, root_cause
 from tmrun.core.keys import Keys
 from tmrun.core.model import Failure
+from tmrun.core.plural import many
 from tmrun.store.api import Store
 
 _WIDTH = 60
@@ -33,7 +34,7 @@ def report(title: str, failures: Sequence[Failure]) -> str:
     """Text of several lines: the cause in full, the others in one line each."""
     root = root_cause(failures)
     others = sorted((f for f in failures if f is not root and f.restarts == root.restarts), key=lambda f: f.time)
-    again = f", after {root.restarts} restarts" if root.restarts else ""
+    again = f", after {many(root.restarts, 'restart')}" if root.restarts else ""
     lines = ["=" * _WIDTH, f"{title} FAILED{again}", "-" * _WIDTH, "Root cause (first observed failure):", *_block(root)]
     if others:
         lines += ["-" * _WIDTH, f"Other failures ({len(others)}):", *(_line(f) for f in others)]

@@ -34,6 +34,7 @@ from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUna
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import FENCE_SHARE, End, Host, JobState, Member, Spec
+from tmrun.core.plural import many
 from tmrun.core.streams import Output
 from tmrun.store.access import open_store
 from tmrun.store.api import Changed, Store, WatchEvent
@@ -162,7 +163,6 @@ class Launcher:
     stopping: int = 0
     departing: bool = False
     """This host leaves a job that goes on."""
-    _silent: bool = False
     _look_at: float = 0.0
     _own: set[int] = field(default_factory=procs.children)
     inbox: queue.SimpleQueue[WatchEvent | None] = field(default_factory=queue.SimpleQueue)
@@ -236,9 +236,7 @@ class Launcher:
                 self.console.show()
         except (StoreUnavailable, OutcomeUnknown) as error:
             return self._without_store(error)
-        if self._silent:
-            self.console.say("the store answers again")
-        self._silent = False
+        self.console.store_answers()
         return code
 
     def _without_store(self, error: StoreError) -> int | None:
@@ -252,9 +250,7 @@ class Launcher:
         if not self.interrupts.empty():
             self.console.say("interrupted while the store does not answer; this host leaves the job")
             raise own_store.interrupted(self.interrupts.get())
-        if not self._silent:
-            self.console.say(f"{error}; training goes on while its steps do")
-        self._silent = True
+        self.console.store_is_silent(f"{error}; training goes on while its steps do")
         return None
 
     def _read(self) -> Job:
@@ -264,7 +260,8 @@ class Launcher:
         spec, where = self.wanted.spec, self.own.access.endpoints
         store = "etcd" if self.wanted.store.existing else "embedded etcd"
         standby = f" + {spec.standby} standby" if spec.standby else ""
-        self.console.say(f"job {self.wanted.job}: {spec.nnodes} active{standby} nodes, {spec.world} workers; {store} {where}")
+        nodes = "node" if spec.nnodes + spec.standby == 1 else "nodes"
+        self.console.say(f"job {self.wanted.job}: {spec.nnodes} active{standby} {nodes}, {many(spec.world, 'worker')}; {store} {where}")
 
     def _start(self, host: str) -> None:
         self.agents[host] = agent = self._start_agent(host, self.wanted.where.hosts.index(host))
@@ -370,7 +367,7 @@ class Launcher:
             able = [agent for host, agent in self.agents.items() if Host(host) in job.members]
             for agent in able:
                 agent.send_signal(number)
-            self.console.say(f"{signal.Signals(number).name} passed on to the workers of {len(able)} node(s)")
+            self.console.say(f"{signal.Signals(number).name} passed on to the workers of {many(len(able), 'node')}")
 
     def _bury(self, host: str, code: int) -> None:
         """This agent was ours, so we know: make sure that its workers are gone, then say so and end its lease at once."""

@@ -19,6 +19,7 @@ import click
 from tmrun.cli import place
 from tmrun.config import StoreAccess
 from tmrun.core.errors import Interrupted, StoreError, UsageError
+from tmrun.core.plural import many
 from tmrun.store import access
 from tmrun.store.embedded import Cluster, EmbeddedEtcd, free_ports
 from tmrun.store.endpoints import TlsFiles, bracketed
@@ -44,7 +45,9 @@ class Choice:
         if self.members not in (1, 3, 5):
             raise UsageError(f"--etcd-members {self.members}: 1, 3 or 5 (an even number survives no more losses than one less)")
         if self.endpoints and len(self.endpoints) != self.members:
-            raise UsageError(f"--rdzv-endpoint names {len(self.endpoints)} hosts for --etcd-members {self.members}: name one a member")
+            raise UsageError(
+                f"--rdzv-endpoint names {many(len(self.endpoints), 'host')} for --etcd-members {self.members}: name one a member"
+            )
         exposed = [h for h, _ in self.endpoints if not place.is_loopback(h)]
         if exposed and not self.secret and not self.insecure:
             raise UsageError(

@@ -58,7 +58,7 @@ def _say(answering: tuple[Host, ...], silent: tuple[Host, ...]) -> None:
 
 def _ask(answering: tuple[Host, ...], silent: tuple[Host, ...], yes: bool) -> None:
     if answering:
-        options.confirm(f"{', '.join(answering)} still answers; `tmrun drain` would lose nothing. Kill its workers?", yes)
+        options.confirm(f"still answering: {', '.join(answering)}; `tmrun drain` would lose nothing. Kill the workers there?", yes)
     if silent:
         options.confirm(f"is it certain that every process of {', '.join(silent)} is dead?", yes)
 

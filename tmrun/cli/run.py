@@ -25,6 +25,7 @@ from tmrun.core import environment, streams
 from tmrun.core.errors import UsageError
 from tmrun.core.model import Spec
 from tmrun.core.planner import standby_count
+from tmrun.core.plural import many
 from tmrun.core.streams import Output
 from tmrun.store.access import ENV_SECRET
 
@@ -114,7 +115,7 @@ def sizes(flags: Flags) -> tuple[int | None, int]:
         raise UsageError(f"--nnodes {text!r}: expected a number of nodes, or MIN:MAX")
     more = int(high or low) - int(low)
     if more and flags.standby is not None:
-        raise UsageError(f"--nnodes {text} already asks for {more} standbys; give --standby or MAX, not both")
+        raise UsageError(f"--nnodes {text} already asks for {many(more, 'standby')}; give --standby or MAX, not both")
     return int(low), more or standby_count(flags.standby or "0", int(low))
 
 
@@ -125,7 +126,7 @@ def _local(minimum: int | None, spares: int, local_nodes: int | None, *, alone: 
         return active, active + spares if alone else 0
     active = minimum if minimum is not None else local_nodes - spares
     if active < 1 or local_nodes < active + spares:
-        raise UsageError(f"--local-nodes {local_nodes} is too few for {max(active, 1)} active + {spares} standby nodes")
+        raise UsageError(f"--local-nodes {local_nodes} is too few for {max(active, 1)} active + {many(spares, 'standby node')}")
     return active, local_nodes
 
 

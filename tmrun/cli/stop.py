@@ -8,6 +8,7 @@ from tmrun.cli import jobs, options
 from tmrun.core import transactions
 from tmrun.core.errors import RefusedError
 from tmrun.core.model import End, JobState
+from tmrun.core.plural import many
 
 
 @click.command("stop", short_help="End a job: workers get SIGTERM, then a grace period.")
@@ -19,7 +20,7 @@ def command(job_id: str | None, job: str | None, etcd: str | None, reason: str, 
     with jobs.connect(job_id or job, etcd) as connection:
         current = connection.read()
         jobs.still_running(current)
-        options.confirm_on_terminal(f"stop job {connection.keys.job} on all its {len(current.members)} nodes?", yes)
+        options.confirm_on_terminal(f"stop job {connection.keys.job} (now on {many(len(current.members), 'node')})?", yes)
         if not connection.store.commit(transactions.end_job(current, End(JobState.STOPPED, 143, reason), as_leader=False)).succeeded:
             raise RefusedError(f"job {connection.keys.job} has ended meanwhile; see `tmrun status`")
         click.echo(f"job {connection.keys.job} is stopping")

@@ -11,6 +11,7 @@ import click
 from tmrun.cli import jobs, read
 from tmrun.core import spans
 from tmrun.core.errors import NotFoundError
+from tmrun.core.plural import many
 
 
 @click.command("trace", short_help="Export a migration for Perfetto or chrome://tracing, or as JSON lines.")
@@ -43,4 +44,4 @@ def command(epoch: int, job: str | None, etcd: str | None, form: str, path: str 
         click.echo(text)
     else:
         Path(path).write_text(text + "\n")
-        click.echo(f"{len(lines)} spans of {len(timings)} workers written to {path}", err=True)
+        click.echo(f"{many(len(lines), 'span')} of {many(len(timings), 'worker')} written to {path}", err=True)

@@ -25,7 +25,7 @@ def command(nodes: tuple[str, ...], job: str | None, etcd: str | None) -> None:
             )
         idle = [h for h in hosts if not current.draining(h)]
         if idle:
-            raise RefusedError(f"{', '.join(idle)} is not drained")
+            raise RefusedError(f"not drained: {', '.join(idle)}")
         if not connection.store.commit(transactions.withdraw_drain(current, hosts, None, "")).succeeded:
             raise RefusedError("the job's state changed meanwhile; look at `tmrun status` and try again")
         for host in hosts:

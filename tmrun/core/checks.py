@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tmrun.core.plural import many
+
 API_VERSION = 1
 
 SAFE_ETCD = (3, 5, 13)
@@ -145,10 +147,8 @@ def _version(text: str) -> tuple[int, ...]:
 def _members(facts: StoreFacts) -> Check:
     count = facts.members
     if facts.bundled or count >= 3:
-        return Check("ETCD_MEMBERS", Grade.OK, f"{count} member{'s' if count != 1 else ''}, survives the loss of {(count - 1) // 2}")
-    return Check(
-        "ETCD_MEMBERS", Grade.WARN, f"{count} member{'s' if count > 1 else ''}: survives the loss of none", "run three, or accept that risk"
-    )
+        return Check("ETCD_MEMBERS", Grade.OK, f"{many(count, 'member')}, survives the loss of {(count - 1) // 2}")
+    return Check("ETCD_MEMBERS", Grade.WARN, f"{many(count, 'member')}: survives the loss of none", "run three, or accept that risk")
 
 
 def _auth(facts: StoreFacts) -> Check:
@@ -191,10 +191,10 @@ def _alarm(name: str) -> Check:
 
 def _expiry(path: str, days: float) -> Check:
     if days > EXPIRY_WARN_DAYS:
-        return Check("TLS_EXPIRY", Grade.OK, f"{path} is valid for {days:.0f} days more")
+        return Check("TLS_EXPIRY", Grade.OK, f"{path} is valid for {many(round(days), 'more day')}")
     if days <= 0:
-        return Check("TLS_EXPIRY", Grade.BAD, f"{path} expired {-days:.0f} days ago", "issue another one")
-    return Check("TLS_EXPIRY", Grade.WARN, f"{path} expires in {days:.0f} days", "renew it before the job outlives it")
+        return Check("TLS_EXPIRY", Grade.BAD, f"{path} expired {many(round(-days), 'day')} ago", "issue another one")
+    return Check("TLS_EXPIRY", Grade.WARN, f"{path} expires in {many(round(days), 'day')}", "renew it before the job outlives it")
 
 
 def host_checks(facts: HostFacts) -> list[Check]:
@@ -238,7 +238,7 @@ def _files(facts: HostFacts) -> Check:
 def _torch(facts: HostFacts) -> Check:
     if not facts.torch:
         return Check("TORCH", Grade.BAD, "torch is not installed here", "install torch in this environment")
-    what = f"torch {facts.torch}, backends {', '.join(facts.backends) or 'none'}, {facts.gpus} GPUs"
+    what = f"torch {facts.torch}, backends {', '.join(facts.backends) or 'none'}, {many(facts.gpus, 'GPU')}"
     if _version(facts.torch.partition("+")[0]) < OLDEST_TORCH:
         return Check("TORCH", Grade.BAD, what, f"tmrun needs torch {'.'.join(map(str, OLDEST_TORCH))} or later")
     if "gloo" not in facts.backends:

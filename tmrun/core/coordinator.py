@@ -106,7 +106,7 @@ def missing(job: Job, spec: Spec, timers: Timers, now: float) -> str:
     """Who is waited for before the first start; empty: nobody."""
     here = len(planner.first_seats(job))
     if here < spec.nnodes:
-        return f"waiting for nodes: {here} of {spec.nnodes} are here"
+        return f"waiting for nodes: {here} of {spec.nnodes} here"
     waited = timers.since("enough", now)
     if len(job.members) < spec.nnodes + spec.standby and waited < spec.join_wait_s:
         return f"waiting {spec.join_wait_s - waited:.0f} s more for standbys"
@@ -130,8 +130,8 @@ def _migrate(job: Job, timers: Timers, now: float) -> Decision:
     if doubt and idle_s(job) + timers.since(f"parked {current.id}", now) < job.spec.lease_ttl_s * FENCED_SHARE:
         return Decision(None, f"{losses.what(job, doubt[0])}: presumed dead; its agent, if it lives, is ending workers that were cut off")
     txn = transactions.commit(job, verdict.resume)
-    kept = job.spec.nnodes - len(current.moves)
-    say = f"committed epoch {job.epoch + 1} at step {verdict.resume.target}; stayers kept: {kept} nodes, {kept * job.spec.nproc} processes"
+    kept = judging.stayers(job.spec, current)
+    say = f"committed epoch {job.epoch + 1} at step {verdict.resume.target}; stayers kept: {kept}"
     return Decision(txn, "all votes are in", say)
 
 

@@ -61,7 +61,7 @@ def overdue(job: Job, timers: Timers, now: float) -> Operation | None:
 def _take_away(job: Job, op: Operation, slots: list[int]) -> Decision:
     """Ranks leave a drained node by a handover; a replaced one gives them up, and the rule for failures moves them."""
     if op.verb is Verb.REPLACE:
-        return Decision(None, f"waiting for {', '.join(op.hosts)} to give up its ranks")
+        return Decision(None, f"waiting until the ranks of {', '.join(op.hosts)} are given up")
     return _propose_drain(job, op, slots)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from tmrun.core import planner
 from tmrun.core.membership import Job
 from tmrun.core.model import Admin, Host, Kind, Move
+from tmrun.core.plural import many
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def _shortage(job: Job, asked: Job, slots: Sequence[int], moves: Sequence[Move],
     cordoned = [m.host for m in planner.standbys(replace(job, admins={}), warm_only=False) if job.cordoned(m.host)]
     hints = [f"{', '.join(cold)} still warming up"] if cold else []
     hints += [f"{', '.join(cordoned)} cordoned"] if cordoned else []
-    text = f"{len(warm)} warm standbys for {len(slots)} leaving"
+    text = f"{many(len(warm), 'warm standby')} for {len(slots)} leaving"
     return [f"{text} ({'; '.join(hints)})" if hints else text]
 
 
@@ -85,7 +86,7 @@ def _notes(job: Job, hosts: Sequence[Host], slots: Sequence[int], first: Sequenc
     if job.open_migration:
         notes.append(f"migration {job.open_migration.id} is going on and is finished first")
     if first:
-        notes.append(f"failed slots {', '.join(map(str, first))} are replaced first")
+        notes.append(f"what has failed is replaced first: slot {', '.join(map(str, first))}")
     if len(slots) > planner.MAX_MOVES:
         notes.append(f"in {-(-len(slots) // planner.MAX_MOVES)} migrations of at most {planner.MAX_MOVES} nodes")
     return notes

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from tmrun.core import planner
 from tmrun.core.membership import Job
-from tmrun.core.model import Kind, Migration, OpState, Resume, Seat, Trouble
+from tmrun.core.model import Kind, Migration, OpState, Resume, Seat, Spec, Trouble
+from tmrun.core.plural import many
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,12 @@ def required(job: Job, migration: Migration) -> dict[Seat, str]:
     if migration.kind is Kind.DRAIN:
         roles |= {m.leaver: "leaver" for m in migration.moves}
     return roles | {m.joiner: "joiner" for m in migration.moves}
+
+
+def stayers(spec: Spec, migration: Migration) -> str:
+    """How many nodes and processes go on untouched, for people."""
+    kept = spec.nnodes - len(migration.moves)
+    return f"{many(kept, 'node')}, {many(kept * spec.nproc, 'process', 'processes')}"
 
 
 def judge(job: Job, migration: Migration, waited_s: float) -> Verdict:

@@ -548,13 +548,15 @@ class End:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a node's workers are; ``step_s`` is the median duration of the last steps in seconds, 0 if unknown. ``time``: when that was
-    so by the writer's wall clock, for people only. ``busy_s``: what its slowest worker computes of a step, without waiting for others."""
+    so by the writer's wall clock, for people only. ``busy_s``: what its slowest worker computes of a step, without waiting for others.
+    ``epoch``: the map under which they run."""
 
     host: Host
     step: int
     step_s: float
     time: float = 0.0
     busy_s: float = 0.0
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tmrun.core import codec, details, hang, losses, states, straggler
+from tmrun.core import progress as accounts
 from tmrun.core.membership import Job
 from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Receiving, Timing
 from tmrun.core.states import known_hosts, node_state
@@ -30,23 +31,23 @@ def status(
     state, reason = states.job_state(job)
     if state in (JobState.RENDEZVOUS, JobState.MIGRATING, JobState.RECOVERING, JobState.WAITING):
         reason = told or reason
-    steps = {p.host: p for p in progress}
+    steps = accounts.of_seats(job, progress)
     moving = {r.host: _received(r) for r in receiving}
     nodes = [
         {**node_row(job, host), **details.node(job, host, steps.get(host), now), "received": moving.get(host)} for host in known_hosts(job)
     ]
-    migration = details.migration(job, timings, _slowest(job, steps))
+    step = accounts.slowest(job, steps)
+    migration = details.migration(job, timings, step)
     if migration is not None:
         migration["transfers"] = details.transfers(migration, nodes)
-    active = [steps[s.host] for s in (job.map.seats if job.map else ()) if s.host in steps]
     return {
         "api_version": API_VERSION,
         "job": job.keys.job,
         "state": state.value,
         "reason": reason,
         "epoch": job.epoch,
-        "step": min((p.step for p in active), default=None),
-        "step_s": max((p.step_s for p in active), default=None),
+        "step": step,
+        "step_s": max((p.step_s for p in steps.values()), default=None),
         "coordinator": job.leader.value.host if job.leader else None,
         "exit_code": job.end.exit_code if job.end else None,
         "checks": [*checks(job), *slow_nodes(job, steps)],
@@ -64,10 +65,6 @@ def status(
         "nodes": nodes,
         "last": rows[-1] if rows else None,
     }
-
-
-def _slowest(job: Job, steps: Mapping[Host, Progress]) -> int | None:
-    return min((steps[s.host].step for s in (job.map.seats if job.map else ()) if s.host in steps), default=None)
 
 
 def _received(receiving: Receiving) -> dict[str, int] | None:

@@ -6,6 +6,7 @@ from tmrun.core import losses, planner, transactions
 from tmrun.core.decision import Decision, Timers, ending
 from tmrun.core.membership import Job
 from tmrun.core.model import UNSEEN_SHARE, JobState, Kind, RankMap, Trouble
+from tmrun.core.plural import many
 
 MACHINE_RESTARTS = 10
 """Restarts of the whole job that lost machines may cost; ``--max-restarts`` bounds those that the program itself causes."""
@@ -32,9 +33,9 @@ def restart(job: Job, reason: str, exit_code: int, *, program: bool) -> Decision
     budget = job.spec.max_restarts if program else MACHINE_RESTARTS
     spent = job.program_restarts if program else job.machine_restarts
     if spent >= budget:
-        return ending(job, JobState.FAILED, exit_code, reason if budget == 0 else f"{reason} (after {spent} restarts)")
+        return ending(job, JobState.FAILED, exit_code, reason if budget == 0 else f"{reason} (after {many(spent, 'restart')})")
     seats = planner.first_seats(job)
     if len(seats) < job.spec.nnodes:
-        return Decision(None, f"waiting for nodes to restart: {len(seats)} of {job.spec.nnodes} are here")
+        return Decision(None, f"waiting for nodes to restart: {len(seats)} of {job.spec.nnodes} here")
     txn = transactions.start(job, seats, Kind.RESTART, reason, program=program)
     return Decision(txn, reason, f"restarting all workers (restart {job.restarts + 1}): {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tmrun.core.txn import Txn
@@ -30,7 +31,11 @@ class EventKind(str, Enum):
     """The machine is about to be taken away, or stays after all."""
     NODE_FENCED = "node_fenced"
     STORE = "store"
-    """The store does not answer, or answers again."""
+    """The store does not answer a node."""
+    STORE_BACK = "store_back"
+    """... answers it again."""
+    CHAOS = "chaos"
+    """An operator injects a fault, to see what happens."""
 
 
 _OF_TXN = {
@@ -47,6 +52,34 @@ _OF_TXN = {
     "update": EventKind.STANDBY_CHANGED,
     "release": EventKind.WORKERS_FAILED,
 }
+
+
+_SAME_S = 5.0
+"""What began so soon after an outage is that outage: writers' clocks differ, and not everybody gets through at the same moment."""
+
+
+@dataclass
+class Outages:
+    """One outage of the store is worth two lines, however many tell of it; most of them can only do so when it is over."""
+
+    _out: set[str] = field(default_factory=set)
+    _until: float = float("-inf")
+
+    def began(self, who: str, time: float) -> bool:
+        """Whether this is news. ``time``: wall clock of ``who``."""
+        if time <= self._until + _SAME_S:
+            return False
+        news = not self._out
+        self._out.add(who)
+        return news
+
+    def ended(self, who: str, time: float) -> bool:
+        """... once it is over for all who told of it."""
+        if who not in self._out:
+            return False
+        self._out.remove(who)
+        self._until = max(self._until, time)
+        return not self._out
 
 
 def kind_of(txn: Txn) -> EventKind:

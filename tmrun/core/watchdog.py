@@ -193,7 +193,7 @@ def culprits(signs: Sequence[Sign], world: int) -> Finding:
     if not waiting:
         return Finding(Blame.UNCLEAR, why="every rank makes progress")
     if len(signs) < world:
-        return Finding(Blame.UNCLEAR, why=f"only {len(signs)} of {world} ranks are known")
+        return Finding(Blame.UNCLEAR, why=f"known ranks: only {len(signs)} of {world}")
     behind = [s for s in signs if _position(s) == min(map(_position, signs))]
     if len(behind) == len(signs):
         return Finding(Blame.NOBODY, why=f"all {world} ranks wait {_where(signs[0])}")
@@ -206,7 +206,7 @@ def culprits(signs: Sequence[Sign], world: int) -> Finding:
 
 def _blamed(signs: Sequence[Sign], world: int, why: str) -> Finding:
     if len(signs) > max(1, world // 2):
-        return Finding(Blame.UNCLEAR, tuple(s.rank for s in signs), f"{len(signs)} of {world} ranks are stuck: {why}")
+        return Finding(Blame.UNCLEAR, tuple(s.rank for s in signs), f"stuck ranks: {len(signs)} of {world}: {why}")
     return Finding(Blame.RANKS, tuple(s.rank for s in signs), why)
 
 

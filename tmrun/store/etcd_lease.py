@@ -115,7 +115,7 @@ class EtcdKeepAlive:
             try:
                 self._follow()
             except StoreError as error:  # no token to be had just now
-                _log.warning("keep-alive of lease %x: %s", self._lease, error)
+                _log.info("keep-alive of lease %x: %s", self._lease, error)
             if not self._lost:
                 self._stop.wait(self._backoff.pause_s())
         if self._lost and not self._stop.is_set():

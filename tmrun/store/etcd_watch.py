@@ -77,7 +77,7 @@ class EtcdWatch:
                     self._relist()
                 ended_well = self._stream()
             except StoreError as error:
-                _log.warning("watch on %s: %s", self._name, error)
+                _log.info("watch on %s: %s", self._name, error)  # told to people by whoever asks the store for something
                 ended_well = False
             if not ended_well:
                 self._stop.wait(self._backoff.pause_s())

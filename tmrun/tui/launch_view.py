@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from tmrun.core.plural import many
 from tmrun.tui import timeline
 from tmrun.tui.styles import BAD, DIM, GOOD, JOB_STYLE, STYLE, TITLE, WARN, seconds, size
 
@@ -42,7 +43,7 @@ def _waiting(status: Mapping[str, Any], width: int) -> Text | None:
     line = Text(status["reason"] or "waiting")
     if status["state"] == "rendezvous" and status["nnodes"]:
         here, wanted = len(status["nodes"]), status["nnodes"] + status["standby"]["wanted"]
-        return _bar(here, wanted, width, WARN).append(f"{here}/{wanted} nodes  ").append_text(line)
+        return _bar(here, wanted, width, WARN).append(f"{here}/{many(wanted, 'node')}  ").append_text(line)
     return line
 
 
@@ -86,7 +87,7 @@ def ending(job: str, state: str, rows: Sequence[Mapping[str, Any]], steps: int |
     moved = [r for r in rows if r["leaver"] or r["cause"] == "failure"]
     lines = [timeline.line(r) for r in moved]
     lost = sum(r["pause_s"] or 0.0 for r in moved)
-    count = f"{len(moved)} migration{'s' if len(moved) != 1 else ''}"
+    count = many(len(moved), "migration")
     cost = f"{count}, {lost:.2f} s paused in all" if moved else "no migration"
     reached = f", step {steps}" if steps is not None else ""
     return [*lines, f"job {job} {state} after {seconds(wall_s)}{reached}: {cost}"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from tmrun.core.plural import many
 from tmrun.core.ranklist import ranks_text
 from tmrun.tui.styles import DIM, GOOD, TITLE, WARN, clip, seconds, size
 
@@ -42,7 +43,7 @@ def _moves(moves: Sequence[Mapping[str, Any]]) -> list[Text]:
         for m in moves[:MAX_MOVES]
     ]
     if len(moves) > MAX_MOVES:
-        lines.append(Text(f"  and {len(moves) - MAX_MOVES} more slots", DIM))
+        lines.append(Text(f"  and {many(len(moves) - MAX_MOVES, 'more slot')}", DIM))
     return lines or [Text("  nobody moves: the workers agree on a step and go on in place", DIM)]
 
 

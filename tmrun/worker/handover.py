@@ -19,6 +19,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
+from tmrun.core.plural import many
 from tmrun.worker import rng, transfer
 from tmrun.worker.board import Pending
 from tmrun.worker.comm import Backend
@@ -158,7 +159,7 @@ def _agreed(process: Process) -> dict[str, Any]:
 
 def _adopt(process: Process, tree: dict[str, Any], *, since_reset: int) -> None:
     if tree["total"] != process.total:
-        raise WorkerError(f"the running job plans {tree['total']} steps, this script {process.total}; same script, same flags?")
+        raise WorkerError(f"the running job plans {many(tree['total'], 'step')}, this script {process.total}; same script, same flags?")
     c10d._world.group_count = tree["group_count"]
     process.ledger.adopt(process.rank, tuple(tree["signatures"]), tree["capacity"])
     process.counters = Counters(SETTLED_STEPS, since_reset)

@@ -13,6 +13,7 @@ import time
 from functools import partial
 
 from tmrun import wire
+from tmrun.core.plural import many
 from tmrun.worker import stuck
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Build, Plan, Role, Status
@@ -57,7 +58,7 @@ def _unfit(process: Process, pending: Pending) -> str | None:
     if process.phase is not Phase.LOOP:
         return f"rank {process.rank} is {process.phase.value}"
     if pending.failure and process.counters.done < SETTLED_STEPS:
-        return f"rank {process.rank} has done {process.counters.done} steps; a crash can be healed after {SETTLED_STEPS}"
+        return f"rank {process.rank} has done {many(process.counters.done, 'step')}; a crash can be healed after {SETTLED_STEPS}"
     if full := process.live.groups.full():
         return f"process group {full} cannot be switched again in this process"
     return None
