@@ -47,3 +47,11 @@ def test_a_small_difference_of_short_steps_is_noise() -> None:
 def test_a_node_is_as_good_as_its_weakest_worker() -> None:
     node = weakest([LIVE, replace(LIVE, memory_mb=7000, peak_mb=4000, step_s=0.6)])
     assert (node.memory_mb, node.peak_mb, node.step_s) == (7000, 4000, 0.6)
+
+
+def test_a_nodes_accelerators_are_those_of_all_its_workers() -> None:
+    seen = [replace(LIVE, gpus=8, gpus_used=(f"GPU-{i}",)) for i in (3, 1)]
+    assert (weakest(seen).gpus, weakest(seen).gpus_used) == (8, ("GPU-1", "GPU-3"))
+    masked = [replace(LIVE, gpus=1, gpus_used=(f"GPU-{i}",)) for i in range(4)]
+    assert weakest(masked).gpus == 4, "each sees one, and not the same"
+    assert weakest([replace(LIVE, gpus=1)]).gpus == 1

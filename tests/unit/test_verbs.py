@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tmrun.core.model import (
     JobState,
     Kind,
     Leader,
+    Machine,
     Member,
     Move,
     Operation,
@@ -336,3 +338,25 @@ def test_what_top_reads_once_is_what_history_says(store: MemoryStore) -> None:
     assert [e["text"] for e in story.events()] == ["epoch 1: node0 ranks 0-1", "between", "node10 is a warm standby"]
     assert story.events() == read.read_events(connection)
     watch.close()
+
+
+def test_gpus_are_told_as_in_use_of_there(tmrun: Any, store: MemoryStore) -> None:
+    def gpus(node: str) -> str:
+        lines = tmrun("nodes").out.splitlines()
+        at = lines[0].index("GPUS")
+        return str(next(line[at : at + 4].strip() for line in lines if line.startswith(f"{node} ")))
+
+    assert {gpus(node) for node in (*ACTIVE, *STANDBY)} == {"-"}, "a job on CPUs, or before its workers have told"
+    gpu = Machine("NVIDIA H100", gpus=8, gpus_used=("GPU-1", "GPU-2"))
+    store.put(KEYS.run(1), encode(Run(1, Host("node1"), seat("node1").incarnation, 2, (11, 12), True, gpu)))
+    store.put(KEYS.run(2), encode(Run(2, Host("node2"), seat("node2").incarnation, 2, (11, 12), True, Machine("cpu"))))
+    spare = Member(Host("node10"), seat("node10").incarnation, "10.0.0.10", 1, "1", warm=True, machine=replace(gpu, gpus_used=()))
+    store.put(KEYS.member("node10"), encode(spare))
+    assert (gpus("node1"), gpus("node2"), gpus("node10")) == ("2/8", "-", "0/8")
+    assert "GPUs 2/16 in use" in tmrun("status").out
+    value = tmrun("status", "-o", "json").json()
+    assert value["gpus"] == {"total": 16, "used": 2}
+    assert {n["name"]: n["gpus"] for n in value["nodes"]} == {
+        "node0": None, "node1": {"total": 8, "used": 2}, "node2": {"total": 0, "used": 0}, "node3": None,
+        "node10": {"total": 8, "used": 0}, "node11": None,
+    }  # fmt: skip

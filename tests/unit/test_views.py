@@ -25,6 +25,7 @@ def node(index: int, state: str = "active", reason: str = "", **more: Any) -> di
         "slot": index if ranks else None, "ranks": ranks, "pids": [100 + index], "step": 88231 if ranks else None,
         "step_s": 0.5, "step_age_s": 0.2,
         "labels": {"rack": f"r{index // 8}"}, "address": f"10.0.0.{index}", "cordoned": False, "cordon_reason": "",
+        "gpus": {"total": 8, "used": 8 if ranks else 0},
     }  # fmt: skip
     return row | more
 
@@ -39,6 +40,7 @@ def job(count: int, **states: str) -> dict[str, Any]:
         "api_version": 1, "job": "train", "state": "running", "reason": "", "epoch": 11, "step": 88231, "step_s": 0.52,
         "coordinator": "node3", "exit_code": None, "checks": [], "paused": None, "migration": None, "requests": [], "last": None,
         "standby": {"warm": max(1, count // 16), "warming": 0, "wanted": max(1, count // 16)}, "nodes": nodes,
+        "gpus": {"total": 8 * count, "used": 8 * (count - max(1, count // 16))},
     }  # fmt: skip
 
 

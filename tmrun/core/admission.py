@@ -84,9 +84,12 @@ def _seen(live: Sequence[Machine], of: Callable[[Machine], str]) -> list[str]:
 
 
 def weakest(machines: Sequence[Machine]) -> Machine:
-    """A node as its weakest worker sees it; at least one."""
+    """A node as its weakest worker sees it; at least one. Its accelerators are those of all: each may see only its own."""
+    used = tuple(sorted({gpu for m in machines for gpu in m.gpus_used}))
     return replace(
         machines[0],
+        gpus=max(len(used), *(m.gpus for m in machines)),
+        gpus_used=used,
         memory_mb=min(m.memory_mb for m in machines),
         peak_mb=max(m.peak_mb for m in machines),
         step_s=max(m.step_s for m in machines),

@@ -171,7 +171,8 @@ class Machine:
     """What a worker runs on and takes, as it found out itself; of a node, of its weakest worker. Empty and 0: not known.
 
     ``software``: name -> version. ``memory_mb``: what one worker may use of its device; ``peak_mb``: the most that it has used.
-    ``step_s``: median step; a rehearsed one has no communication in it.
+    ``step_s``: median step; a rehearsed one has no communication in it. ``gpus``: accelerators that torch finds here; ``gpus_used``: those
+    of them that hold memory of its processes, by a name that is the same for every process of the machine.
     """
 
     device: str = ""
@@ -180,6 +181,8 @@ class Machine:
     memory_mb: int = 0
     peak_mb: int = 0
     step_s: float = 0.0
+    gpus: int = 0
+    gpus_used: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from tmrun.core import codec, details, hang, losses, states, straggler
 from tmrun.core import progress as accounts
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Receiving, Timing
+from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Receiving, Run, Timing
 from tmrun.core.states import known_hosts, node_state
 
 API_VERSION = 1
@@ -62,6 +62,7 @@ def status(
             "warming": sum(n["state"] == NodeState.WARMING.value for n in nodes),
             "wanted": job.spec.standby if job.spec else 0,
         },
+        "gpus": {key: sum(n["gpus"][key] for n in nodes if n["gpus"]) for key in ("total", "used")},
         "nodes": nodes,
         "last": rows[-1] if rows else None,
     }
@@ -89,7 +90,15 @@ def node_row(job: Job, host: Host) -> dict[str, Any]:
         "ranks": list(job.spec.ranks(slot)) if job.spec and slot is not None else [],
         "pids": list(run.value.pids) if run is not None and mine else [],
         "rehearsal": _rehearsal(job, host),
+        "gpus": _gpus(job, host, run.value if run is not None and mine else None),
     }
+
+
+def _gpus(job: Job, host: Host, run: Run | None) -> dict[str, int] | None:
+    """Accelerators there and in use, as the node's workers found them; None before they have told."""
+    member = job.members.get(host)
+    machine = (run.machine if run else None) or (member.value.machine if member else None)
+    return {"total": machine.gpus, "used": len(machine.gpus_used)} if machine else None
 
 
 def _rehearsal(job: Job, host: Host) -> dict[str, Any] | None:

@@ -58,10 +58,14 @@ def numbers(status: Value) -> Text:
     standby = status["standby"]
     step = "-" if status["step"] is None else str(status["step"])
     pace = f" ({seconds(status['step_s'])} a step)" if status["step_s"] else ""
-    line = Text(f"epoch {status['epoch']}  step {step}{pace}  standby ")
-    line.append(f"{standby['warm']}/{standby['wanted']} warm", GOOD if standby["warm"] >= standby["wanted"] else WARN)
+    line = Text(f"epoch {status['epoch']}  step {step}{pace}  ")
+    if status["paused"]:
+        line.append("AUTOMATION PAUSED", BAD).append("  ")
+    line.append("standby ").append(f"{standby['warm']}/{standby['wanted']} warm", GOOD if standby["warm"] >= standby["wanted"] else WARN)
     line.append(f"  coordinator {status['coordinator'] or '-'}")
-    return line.append("  AUTOMATION PAUSED", BAD) if status["paused"] else line
+    if status["gpus"]["total"]:
+        line.append(f"  GPUs {gpus_text(status['gpus'])} in use")
+    return line
 
 
 def health(status: Value) -> list[Text]:
@@ -97,10 +101,15 @@ def _plain_table(*columns: str) -> Table:
     return table
 
 
+def gpus_text(gpus: Value | None) -> str:
+    """``in use/there``; ``-`` for a node that has none, or has not told."""
+    return f"{gpus['used']}/{gpus['total']}" if gpus and gpus["total"] else "-"
+
+
 def nodes_table(nodes: Sequence[Value], *, wide: bool = False) -> Table:
     """One line a node."""
     labels = any(n["labels"] for n in nodes)
-    more = (*(("LABELS",) if labels else ()), *(("ADDRESS", "PIDS") if wide else ()))
+    more = ("GPUS", *(("LABELS",) if labels else ()), *(("ADDRESS", "PIDS") if wide else ()))
     table = _plain_table("NODE", "STATE", "ROLE", "SLOT", "RANKS", "STEP", "AGE", *more, "REASON")
     for n in nodes:
         cordoned = n["cordoned"] and n["state"] not in ("draining", "drained")
@@ -108,6 +117,7 @@ def nodes_table(nodes: Sequence[Value], *, wide: bool = False) -> Table:
         cells: list[str | Text] = [n["name"], state, n["role"], "-" if n["slot"] is None else str(n["slot"]), ranks_text(n["ranks"]) or "-"]
         trains = n["step"] is not None and bool(n["ranks"])
         cells += [str(n["step"]), seconds(n["step_age_s"])] if trains else ["-", "-"]
+        cells.append(gpus_text(n["gpus"]))
         cells += [",".join(f"{k}={v}" for k, v in sorted(n["labels"].items()))] if labels else []
         cells += [n["address"] or "-", ",".join(map(str, n["pids"])) or "-"] if wide else []
         table.add_row(*cells, "; ".join(x for x in (n["reason"], n["cordon_reason"] if cordoned else "") if x))
@@ -229,6 +239,7 @@ def _details(screen: Screen, width: int, room: int, ui: Ui) -> list[Text]:
         "slot": None if node["slot"] is None else f"{node['slot']} (ranks {ranks_text(node['ranks'])})",
         "pids": ", ".join(map(str, node["pids"])),
         "step": None if node["step"] is None else f"{node['step']}, {seconds(node['step_age_s'])} ago, {seconds(node['step_s'])} a step",
+        "GPUs": f"{gpus_text(node['gpus'])} in use" if node["gpus"] and node["gpus"]["total"] else None,
         "address": node["address"],
         "labels": ", ".join(f"{k}={v}" for k, v in sorted(node["labels"].items())),
     }

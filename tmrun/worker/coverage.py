@@ -66,7 +66,8 @@ def machine(step_s: float, local_world: int) -> Machine:
     software = {"python": platform.python_version(), "torch": torch.__version__, "tmrun": tmrun.__version__}
     if _on_gpu():
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        return Machine(torch.cuda.get_device_name(), _driver(), software, total // _MB, _reserved() // _MB, step_s)
+        name, count, used = torch.cuda.get_device_name(), torch.cuda.device_count(), _gpus_used()
+        return Machine(name, _driver(), software, total // _MB, _reserved() // _MB, step_s, count, used)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world
     return Machine("cpu", "", software, memory // _MB, _resident() // _MB, step_s)
 
@@ -107,6 +108,12 @@ class FirstStep:
 @functools.cache
 def _on_gpu() -> bool:
     return torch.cuda.is_available()
+
+
+def _gpus_used() -> tuple[str, ...]:
+    """Those on which this process has memory. Asking makes no context on the others."""
+    held = [i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i)]
+    return tuple(str(getattr(torch.cuda.get_device_properties(i), "uuid", i)) for i in held)
 
 
 def _driver() -> str:
