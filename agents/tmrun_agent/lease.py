@@ -97,6 +97,11 @@ class Lease:
         threading.Thread(target=run, name="fence", daemon=True).start()
 
     @property
+    def answer_s(self) -> float:
+        """How long the store takes to answer, lately; 0 if unknown."""
+        return self._alive.answer_s if self._alive is not None else 0.0
+
+    @property
     def silent_s(self) -> float:
         """Seconds since this agent was last surely registered."""
         assert self._alive is not None

@@ -16,7 +16,7 @@ from functools import partial
 from tmrun import wire
 from tmrun.beacon import Beacon
 from tmrun.config import AgentConfig
-from tmrun.core import coordinator, preemption, transactions
+from tmrun.core import conditions, coordinator, preemption, transactions
 from tmrun.core import node as core
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
@@ -282,6 +282,7 @@ class Agent:
                 self._coordinate()
                 self._inquire()
             self.preload.tend(self._idle, self.job().spec, time.monotonic())
+            self.publisher.lag(self.lease.answer_s)
             self._said("")
         except LeaseGone:
             self.lease.lost(self.node.lease)
@@ -345,6 +346,7 @@ class Agent:
             self.timers = coordinator.observe(self.timers, job, now)
             decision = coordinator.decide(job, self.timers, now)
             self.publisher.reason(decision.reason)
+            self.publisher.overdue(conditions.overdue(job, self.timers, now))
             if decision.txn is None:
                 self.slowness.look(job)
                 return

@@ -8,11 +8,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from dataclasses import replace
 
+from tmrun.core import conditions
 from tmrun.core.codec import encode
 from tmrun.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from tmrun.core.keys import Keys
-from tmrun.core.model import Event, Failure, Host, Progress, Receiving, Timing
+from tmrun.core.model import Event, Failure, Host, Incarnation, Lag, Progress, Receiving, Timing
 from tmrun.core.story import EventKind
 from tmrun.store.api import Store
 
@@ -30,6 +32,8 @@ class Publisher:
         self._queue: queue.Queue[tuple[str, str] | None] = queue.Queue(_QUEUE)
         self._events = 0
         self._reason = ""
+        self._overdue = 0
+        self._lag = Lag(host, Incarnation(life), 0.0)
         self._progress: Progress | None = None
         self._receiving = Receiving(host, {})
         self._written: dict[str, Progress | Receiving] = {}
@@ -58,6 +62,19 @@ class Publisher:
         if text != self._reason:
             self._reason = text
             self._put(self._keys.reason, text)
+
+    def overdue(self, migration: int) -> None:
+        """Tell which migration takes too long; only changes are written."""
+        if migration != self._overdue:
+            self._overdue = migration
+            self._put(self._keys.overdue, str(migration))
+
+    def lag(self, answer_s: float) -> None:
+        """Tell that the store's answers take so long, if that is long; only changes are written."""
+        known = self._lag.seconds
+        if conditions.lag(known, answer_s) != known:
+            self._lag = replace(self._lag, seconds=conditions.lag(known, answer_s))
+            self._put(self._keys.lag(self._host), encode(self._lag))
 
     def progress(self, epoch: int, step: int, step_s: float, busy_s: float) -> None:
         """Tell how far the workers are; only the newest counts."""

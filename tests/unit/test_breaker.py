@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tmrun.core import attempts, coordinator, losses, report
+from tmrun.core import attempts, conditions, coordinator, losses
 from tmrun.core.decision import Timers
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, Stored
@@ -83,7 +83,7 @@ def test_a_mass_loss_is_waited_out_for_one_lease_time_and_no_longer() -> None:
     assert clock.at(0, job).startswith("4 of 40 nodes vanished at once: suspecting the store or the network")
     assert "replacing nobody for 1 s" in clock.at(9, job)
     assert clock.at(TTL, job) == "propose failure migration 1"
-    assert [c["code"] for c in report.checks(job)] == ["STORE_SUSPECT"]
+    assert [c["code"] for c in conditions.of(job)] == ["STORE_SUSPECT"]
 
 
 def test_those_that_come_back_keep_their_slots() -> None:
@@ -92,7 +92,7 @@ def test_those_that_come_back_keep_their_slots() -> None:
     assert clock.at(2, _job(3)).startswith("1 of 40 nodes vanished")
     assert clock.at(3, _job()) == "steady"
     assert clock.at(4, _job(3)) == "propose failure migration 1", "a later single loss is nothing special"
-    assert report.checks(_job(3)) == []
+    assert [(c["code"], c["grade"]) for c in conditions.of(_job(3))] == [("NODE_SUSPECT", "warn")]
 
 
 def test_losses_that_go_on_do_not_extend_it() -> None:

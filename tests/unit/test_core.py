@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tmrun.core import environment, planner, report, transactions
 from tmrun.core.codec import decode, encode
 from tmrun.core.errors import UsageError
+from tmrun.core.heard import Heard
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold, natural
 from tmrun.core.model import (
@@ -193,7 +194,7 @@ def test_before_the_first_map_everybody_joins() -> None:
 
 # -- report
 def test_status_has_its_stable_fields() -> None:
-    status = report.status(running(), [], [])
+    status = report.status(running(), Heard())
     assert set(status) >= {
         "api_version", "job", "state", "reason", "epoch", "step", "step_s", "coordinator", "exit_code", "checks", "standby",
         "nodes", "last", "paused", "migration", "requests",

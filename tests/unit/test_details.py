@@ -8,6 +8,7 @@ from typing import Any
 from test_core import KEYS, running, seat
 
 from tmrun.core import details, foresight, report
+from tmrun.core.heard import Heard
 from tmrun.core.model import (
     Admin,
     Head,
@@ -26,6 +27,7 @@ from tmrun.core.model import (
     Trouble,
     Vote,
 )
+from tmrun.core.plural import some
 from tmrun.tui.live import Reader
 
 MOVE = Move(1, seat("b"), seat("s"))
@@ -75,12 +77,12 @@ def test_after_the_commit_it_goes_on_until_everybody_runs() -> None:
 
 def test_state_on_its_way_is_told_for_joiners_only() -> None:
     on_its_way = [Receiving(Host("s"), {2: (10, 40), 3: (20, 40)}), Receiving(Host("a"), {0: (1, 2)})]
-    status = report.status(moved(), [], [], receiving=on_its_way)
+    status = report.status(moved(), Heard(receiving=on_its_way))
     assert status["migration"]["transfers"] == [{"node": "s", "done": 30, "total": 80}]
 
 
 def test_many_names_are_counted() -> None:
-    assert details.some([f"n{i}" for i in range(10)]) == "n0, n1, n2, n3, n4, n5, n6, n7 and 2 more"
+    assert some([f"n{i}" for i in range(10)]) == "n0, n1, n2, n3, n4, n5, n6, n7 and 2 more"
 
 
 def test_the_age_of_a_step_needs_both_clocks_and_is_never_negative() -> None:

@@ -10,6 +10,7 @@ from tmrun_agent.publisher import Publisher
 
 from tmrun.core import progress, report
 from tmrun.core.codec import decode
+from tmrun.core.heard import Heard
 from tmrun.core.membership import Job
 from tmrun.core.model import Head, Host, Kind, Progress, RankMap
 from tmrun.store.memory import MemoryWorld
@@ -24,7 +25,7 @@ def steps(job: Job, *told: Progress) -> dict[str, int]:
 def test_a_joiner_that_was_here_before_is_not_where_it_was_then() -> None:
     stayer, old, new = Progress(A, 7, 0.1, epoch=1), Progress(S, 2, 0.1, epoch=1), Progress(S, 8, 0.1, epoch=2)
     assert steps(moved(), stayer, old) == {"a": 7}
-    assert report.status(moved(), [stayer, old], [])["step"] == 7, "not 2"
+    assert report.status(moved(), Heard([stayer, old]))["step"] == 7, "not 2"
     assert steps(moved(), stayer, new) == {"a": 7, "s": 8}
     assert steps(moved(), Progress(S, 2, 0.1)) == {"s": 2}, "an older tmrun does not say"
     assert steps(moved(), stayer, Progress(B, 9, 0.1, epoch=2)) == {"a": 7}, "b holds no slot"

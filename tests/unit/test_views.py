@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tmrun.core.conditions import condition
 from tmrun.tui import live, styles, timeline, views
 from tmrun.tui.grid import attention, columns, grid, legend
 from tmrun.tui.ui import Order, Shown, Ui, press
@@ -70,7 +71,7 @@ def render(renderable: Any, width: int, *, color: bool = False) -> list[str]:
 @pytest.mark.parametrize("page", ["", "details", "events", "logs", "help"])
 def test_top_fills_the_screen_exactly_and_names_every_bad_node(size: tuple[int, int], count: int, page: str) -> None:
     width, height = size
-    status = {**job(count, node5="failed", node7="draining"), "migration": MIGRATION, "checks": [{"code": "STANDBY_LOW", "text": "3 of 4"}]}
+    status = {**job(count, node5="failed", node7="draining"), "migration": MIGRATION, "checks": [condition("STANDBY_LOW", "3 of 4")]}
     events = [{"time": 1000.0 + i, "node": "node1", "text": f"event {i}"} for i in range(300)]
     lines = render(views.top(Screen(status, [ROW], events, 1.5), width, height, Ui("node5", page)), width)
     assert len(lines) == height
@@ -138,10 +139,12 @@ def test_status_of_few_is_a_table_of_many_a_grid() -> None:
 
 
 def test_a_paused_job_a_silent_store_and_an_open_request_are_shown() -> None:
-    paused = {**job(8), "state": "paused", "paused": {"reason": "debugging"}, "checks": [{"code": "PAUSED", "text": "automatic ..."}]}
+    paused = {**job(8), "state": "paused", "paused": {"reason": "debugging"}, "checks": [condition("PAUSED", "automatic ...")]}
     paused["requests"] = [{"id": "d-1", "verb": "drain", "nodes": ["node1"], "reason": "ECC", "force_after_s": 600.0}]
-    text = "\n".join(render(views.top(Screen(paused, stale_s=12.0), 100, 24, Ui()), 100))
-    assert "AUTOMATION PAUSED" in text and "the store has not answered for 12 s" in text
+    silent = views.stale(views.stale(paused, 11.0, ""), 12.0, "the workers of this machine are in step 9")
+    text = "\n".join(render(views.top(Screen(silent), 120, 24, Ui()), 120))
+    assert "AUTOMATION PAUSED" in text and "STORE_LOST: no answer for 12 s, this was last known; the workers of this machine are in" in text
+    assert text.count("STORE_LOST") == 1
     assert "open request d-1: drain node1 (ECC), by force after 10 min" in "\n".join(render(views.status_view(paused), 120))
 
 

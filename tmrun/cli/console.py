@@ -12,6 +12,7 @@ from tmrun.cli import read
 from tmrun.cli.hooks import Hooks, Wanted
 from tmrun.cli.jobs import Connection
 from tmrun.core import codec, details, report
+from tmrun.core.heard import Heard
 from tmrun.core.membership import Job
 from tmrun.core.model import Event, Progress, RankMap, Timing
 from tmrun.core.story import EventKind, Outages
@@ -94,7 +95,7 @@ class Console:
         watched = job.epoch in self._untold
         timings = self._timings(job.epoch) if watched else []
         receiving = read.read_receiving(self.connection) if watched else []
-        status = report.status(job, progress, [], reason.value if reason else "", timings, receiving=receiving)
+        status = report.status(job, Heard(progress, reason.value if reason else "", timings=timings, receiving=receiving))
         if job.open_migration is None and not watched:
             status["migration"] = None  # without the workers' accounts nobody here knows whether it is over
         self._step = max((p.step for p in progress), default=self._step)

@@ -113,14 +113,11 @@ def own_hosts(job: str) -> list[str]:
 def connect(job: str | None, etcd: str | None, deadline_s: float = DEADLINE_S) -> Iterator[Connection]:
     """Connect to the job that is meant. Raises NotFoundError, UsageError, StoreError."""
     with ExitStack() as stack:
-        if etcd is None:
-            record = choose_local(job)
-            where, job = record.access, record.job
-        else:
-            where = remote(etcd, stack)
+        local = choose_local(job) if etcd is None else None
+        where = local.access if local else remote(etcd or "", stack)
         store = open_store(where, deadline_s)
         stack.callback(store.close)
-        yield Connection(store, Keys(_choose_remote(store, job, where.endpoints)))
+        yield Connection(store, Keys(local.job if local else _choose_remote(store, job, where.endpoints)))
 
 
 def remote(etcd: str, stack: ExitStack) -> StoreAccess:

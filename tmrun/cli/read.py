@@ -7,16 +7,20 @@ import time
 from collections import defaultdict
 from typing import Any
 
+from tmrun.cli import without_store
 from tmrun.cli.jobs import Connection
 from tmrun.core import codec, details, report
+from tmrun.core.errors import StoreUnavailable
+from tmrun.core.heard import Heard
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import Event, Progress, RankMap, Receiving, Timing
+from tmrun.core.model import Event, Lag, Progress, RankMap, Receiving, Timing
+from tmrun.core.txn import KeyValue
 from tmrun.store.api import Changed, WatchEvent
 
 
 def read_timings(connection: Connection, epoch: int | None = None) -> dict[int, list[Timing]]:
     """The workers' accounts of their switches, by epoch; of one epoch only when it is named."""
-    prefix = f"{connection.keys.log}timing/" if epoch is None else f"{connection.keys.log}timing/{epoch:08d}/"
+    prefix = connection.keys.timings(epoch)
     timings: dict[int, list[Timing]] = defaultdict(list)
     for kv in connection.store.list(prefix).entries:
         timings[int(connection.keys.parse(kv.key)[1][0])].append(codec.decode(Timing, kv.value))
@@ -39,19 +43,42 @@ def _nproc(job: Job) -> int:
 
 def read_receiving(connection: Connection) -> list[Receiving]:
     """How much of their state joiners have."""
-    return [codec.decode(Receiving, kv.value) for kv in connection.store.list(f"{connection.keys.log}receiving/").entries]
+    return [codec.decode(Receiving, kv.value) for kv in connection.store.list(connection.keys.receivings).entries]
 
 
 def read_status(connection: Connection) -> dict[str, Any]:
     """The value of ``core.report.status``."""
-    store, keys = connection.store, connection.keys
-    job = fold(keys, store.list(keys.ctl).entries)
-    progress = [codec.decode(Progress, kv.value) for kv in store.list(f"{keys.log}progress/").entries]
-    receiving = read_receiving(connection)
-    told = store.get(keys.reason)
-    timings = read_timings(connection, job.epoch)
-    rows = report.history([job.map], timings, _nproc(job)) if job.map else []
-    return report.status(job, progress, rows, told.value if told else "", timings.get(job.epoch, ()), time.time(), receiving)
+    took: list[float] = []
+
+    def read(prefix: str) -> tuple[KeyValue, ...]:
+        began = time.monotonic()
+        entries = connection.store.list(prefix).entries
+        took.append(time.monotonic() - began)
+        return entries
+
+    keys = connection.keys
+    job = fold(keys, read(keys.ctl))
+    told = {kv.key: kv.value for kv in read(keys.remarks)}
+    timings = {job.epoch: [codec.decode(Timing, kv.value) for kv in read(keys.timings(job.epoch))]}
+    heard = Heard(
+        progress=[codec.decode(Progress, kv.value) for kv in read(keys.progresses)],
+        reason=told.get(keys.reason, ""),
+        overdue=int(told.get(keys.overdue, "0")),
+        timings=timings[job.epoch],
+        receiving=[codec.decode(Receiving, kv.value) for kv in read(keys.receivings)],
+        lags=[codec.decode(Lag, value) for key, value in told.items() if key.startswith(keys.lag(""))],
+        answer_s=min(took),
+        now=time.time(),
+    )
+    return report.status(job, heard, report.history([job.map], timings, _nproc(job)) if job.map else [])
+
+
+def status(connection: Connection) -> dict[str, Any]:
+    """``read_status``, or what is known without the store when it does not answer."""
+    try:
+        return read_status(connection)
+    except StoreUnavailable as error:
+        return without_store.status(connection.keys.job, error)
 
 
 def read_events(connection: Connection) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from tmrun.cli import drain, jobs, logs, options, read
+from tmrun.cli import drain, jobs, logs, options, read, without_store
 from tmrun.cli.jobs import Connection
-from tmrun.core import transactions
-from tmrun.core.errors import RefusedError, StoreError, TmrunError
+from tmrun.core import report, transactions
+from tmrun.core.errors import RefusedError, StoreError, StoreUnavailable, TmrunError
 from tmrun.core.model import Host, Pause
 from tmrun.store.api import WatchEvent
 from tmrun.tui import live, views
@@ -40,10 +40,11 @@ def _lines(connection: Connection, every_s: float) -> None:
     """A line whenever the state changes, and the events between; steps alone are told ten times more seldom."""
     told, events, count = "", 0, 0
     while True:
-        status, story = read.read_status(connection), read.read_events(connection)
+        status = read.status(connection)
+        story = read.read_events(connection) if status["state"] != report.UNKNOWN else []
         for event in story[events:] if events else story[-1:]:
             click.echo(views.event_line(event))
-        events = len(story)
+        events = max(events, len(story))
         still = views.plain_line({**status, "step": None, "step_s": None})
         if still != told or count % 10 == 0:
             click.echo(f"{time.strftime('%H:%M:%S')} {views.plain_line(status)}")
@@ -70,7 +71,7 @@ class _Top:
         """Until the user quits."""
         self._past = read.Past(self.connection)
         told = self.connection.store.watch(self.connection.keys.events, self._story.feed)
-        self._screen = self._read()  # a store that does not answer at all is an ordinary error
+        self._screen = self._first()
         reader = self._reader = live.Reader(self._read, self.every_s)
 
         def wake(_: WatchEvent) -> None:
@@ -83,6 +84,12 @@ class _Top:
             told.close()
             watch.close()
             reader.close()
+
+    def _first(self) -> Screen:
+        try:
+            return self._read()
+        except StoreUnavailable as error:
+            return Screen(without_store.status(self.connection.keys.job, error))
 
     def _read(self) -> Screen:
         assert self._past is not None
@@ -114,7 +121,9 @@ class _Top:
         self.size = (width, height)
         newest = self._reader.value or self._screen
         silent = time.monotonic() - self._reader.read_at if isinstance(self._reader.error, StoreError) else 0.0
-        self._screen = replace(newest, stale_s=silent if silent > _STALE_S else 0.0)
+        if silent > _STALE_S:
+            newest = replace(newest, status=views.stale(newest.status, silent, without_store.seen(self.connection.keys.job)))
+        self._screen = newest
         return views.top(self._screen, width, height, self.ui)
 
     def _press(self, key: str) -> bool:

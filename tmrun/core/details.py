@@ -9,13 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tmrun.core import migration as judging
-from tmrun.core import planner
 from tmrun.core.membership import Job
-from tmrun.core.model import Event, Host, Migration, Operation, Phase, Progress, Timing
+from tmrun.core.model import Event, Host, Migration, Phase, Progress, Timing
+from tmrun.core.plural import some
 from tmrun.core.story import EventKind
-
-MAX_NAMED = 8
-"""Missing nodes that are named; the rest is counted."""
 
 
 def migration(job: Job, timings: Sequence[Timing] = (), step: int | None = None) -> dict[str, Any] | None:
@@ -75,15 +72,8 @@ def _prepare(job: Job, current: Migration, committed: bool) -> dict[str, Any]:
     if committed:
         count = len(job.votes) or 1
         return _phase("prepare", count, count)
-    roles = judging.required(job, current)
-    missing = [f"{role} {seat.host}" for seat, role in roles.items() if seat.host not in job.votes]
-    return _phase("prepare", len(roles) - len(missing), len(roles), f"waiting for {some(missing)}" if missing else "")
-
-
-def some(names: Sequence[str]) -> str:
-    """The first names, and how many more."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    total, missing = len(judging.required(job, current)), judging.missing(job, current)
+    return _phase("prepare", total - len(missing), total, f"waiting for {some(missing)}" if missing else "")
 
 
 def _commit(job: Job, committed: bool) -> dict[str, Any]:
@@ -141,28 +131,3 @@ def events(found: Iterable[Event]) -> list[dict[str, Any]]:
 def event(told: Event) -> dict[str, Any]:
     """One line of the story; what hooks are given."""
     return {"time": told.time, "node": told.host, "kind": told.kind or EventKind.NOTE.value, "text": told.text}
-
-
-def checks(job: Job) -> list[dict[str, str]]:
-    """What an operator should look at, as (code, text), besides standbys and the store."""
-    found = []
-    versions: dict[str, list[str]] = {}
-    for host, member in sorted(job.members.items()):
-        versions.setdefault(member.value.version, []).append(host)
-    if len(versions) > 1:
-        told = "; ".join(f"{version}: {some(hosts)}" for version, hosts in sorted(versions.items()))
-        found.append({"code": "VERSION_SKEW", "text": f"nodes run different versions of tmrun ({told})"})
-    if job.map is not None and job.open_migration is None and job.pause is None:
-        found += [_stuck(op) for op in job.open_ops() if op.verb == "drain" and _waits(job, op)]
-    return found
-
-
-def _waits(job: Job, op: Operation) -> bool:
-    """Somebody has to leave, and nobody could take over."""
-    free = [m for m in planner.standbys(job) if not op.to or m.host == op.to]
-    return job.map is not None and not free and any(job.map.slot_of_host(h) is not None for h in op.hosts)
-
-
-def _stuck(op: Operation) -> dict[str, str]:
-    who = op.to or "a standby"
-    return {"code": "DRAIN_STUCK", "text": f"drain {op.id} of {some(op.hosts)} waits for {who} to be warm and free"}

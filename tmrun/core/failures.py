@@ -32,9 +32,9 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
     verdict = policy.judge(job.maps, [t for t in map(job.trouble, failed) if t is not None])
     if verdict.action is policy.Action.GIVE_UP:
         return restarts.restart(job, verdict.why, losses.exit_code(job, failed), program=True)
-    late = _taking_over(job, current, failed)
+    late = losses.taking_over(job)
     if late and timers.since(f"taking over {current.epoch}", now) < spec.prepare_deadline_s:
-        return Decision(None, f"{losses.what(job, failed[0])}; {late}")
+        return Decision(None, f"{losses.what(job, failed[0])}; {late[0].joiner.host} is still taking over")
     return replace(job, spec, current, failed, timers, now)
 
 
@@ -50,16 +50,6 @@ def _blame_program(job: Job, spec: Spec, failed: list[int], timers: Timers, now:
     if left > 0:
         return Decision(None, f"{losses.what(job, failed[0])}; waiting {left:.0f} s more for what happened to its peer")
     return restarts.program_error(job, software[0])
-
-
-def _taking_over(job: Job, current: RankMap, failed: list[int]) -> str:
-    """A joiner that has no state yet can only refuse to be a stayer, which would cost a restart. Empty: nobody is in between."""
-    moved = [m for m in current.moves if m.slot not in failed]
-    runs = {i: r.value for i, r in job.runs.items() if r.value.joined}
-    return next(
-        (f"{m.joiner.host} is still taking over" for m in moved if m.slot not in runs or runs[m.slot].incarnation != m.joiner.incarnation),
-        "",
-    )
 
 
 def replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: Timers, now: float) -> Decision:

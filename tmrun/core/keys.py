@@ -9,8 +9,8 @@
         slot/{slot}/...        of which each slot has one; only the coordinator and who holds, leaves or joins the slot watch it
             run  trouble  done
     /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
-    /tmrun/v1/{job}/log/...    for people: progress/{host}, folder/{host}, timing/{epoch}/{rank}, events/{writer}/{number}, reason,
-        failures/{restarts}/{rank}; agents never read it
+    /tmrun/v1/{job}/log/...    for people: progress/{host}, folder/{host}, timing/{epoch}/{rank}, events/{writer}/{number},
+        remark/reason, remark/overdue, remark/lag/{host}, failures/{restarts}/{rank}; agents never read it
     /tmrun/jobs/{job}          index of jobs
 
 With N nodes, a key of each node below ``job/`` would be N events to N watchers at every migration: that is why there are three places.
@@ -172,17 +172,36 @@ class Keys:
         return f"{JOBS}{self.job}"
 
     @property
+    def remarks(self) -> str:
+        """Prefix of what agents remark on the job, for people."""
+        return f"{self.log}remark/"
+
+    @property
     def reason(self) -> str:
         """Why the coordinator does what it does, or waits."""
-        return f"{self.log}reason"
+        return f"{self.remarks}reason"
+
+    @property
+    def overdue(self) -> str:
+        """Number of the migration that takes too long by the coordinator's clock; 0: none."""
+        return f"{self.remarks}overdue"
+
+    def lag(self, host: str) -> str:
+        """How long a node waits for the store, if that is long."""
+        return f"{self.remarks}lag/{host}"
 
     def progress(self, host: str) -> str:
         """How far a node is."""
         return f"{self.log}progress/{host}"
 
+    @property
+    def receivings(self) -> str:
+        """Prefix of how much state joiners have received."""
+        return f"{self.log}receiving/"
+
     def receiving(self, host: str) -> str:
         """How much state a node's joiners have received."""
-        return f"{self.log}receiving/{host}"
+        return f"{self.receivings}{host}"
 
     def logs(self, host: str) -> str:
         """Folder on the host in which the output of its workers is, one folder a local rank."""
@@ -193,9 +212,13 @@ class Keys:
         """Prefix of all nodes' progress."""
         return f"{self.log}progress/"
 
+    def timings(self, epoch: int | None = None) -> str:
+        """Prefix of the workers' accounts, of one switch or of all."""
+        return f"{self.log}timing/" if epoch is None else f"{self.log}timing/{epoch:08d}/"
+
     def timing(self, epoch: int, rank: int) -> str:
         """A worker's account of a switch."""
-        return f"{self.log}timing/{epoch:08d}/{rank:06d}"
+        return f"{self.timings(epoch)}{rank:06d}"
 
     def failure(self, restarts: int, rank: int) -> str:
         """What is known of a worker's end."""

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from tmrun.core import report, states
+from tmrun.core import conditions, report, states
+from tmrun.core.heard import Heard
 from tmrun.core.membership import Job
 from tmrun.core.model import Host, JobState, Kind, NodeState, Timing
 from tmrun.core.states import known_hosts, node_state
@@ -139,7 +140,8 @@ def of_job(job: Job, migrating_s: float) -> list[Family]:
     hosts = known_hosts(job)
     counts = Counter(node_state(job, h)[0].value for h in hosts)
     warm = sum(_ready(job, h) for h in hosts)
-    codes = {c["code"] for c in report.checks(job)}
+    late = job.open_migration.id if job.open_migration and migrating_s > conditions.stuck_after_s(job) else 0
+    codes = {c["code"] for c in conditions.of(job, Heard(overdue=late))}
     return [
         _gauge("tmrun_job_epoch", "Epoch of the committed rank map.", job.epoch),
         Family("tmrun_job_state", "1 for the state the job is in.", "gauge", _one_hot(JobState, state)),

@@ -9,7 +9,7 @@ import math
 
 from tmrun.core.decision import Timers
 from tmrun.core.membership import Job
-from tmrun.core.model import Spec
+from tmrun.core.model import Move, Pause, Spec
 
 BREAKER_SHARE = 0.1
 """Of the nodes: a loss of so many at once is not believed at once."""
@@ -35,6 +35,14 @@ def confirmed(job: Job, slot: int) -> bool:
     seat = job.map.seats[slot]
     note = job.obituaries.get(seat.host)
     return job.trouble(slot) is not None or seat.host in job.members or (note is not None and note.incarnation == seat.incarnation)
+
+
+def taking_over(job: Job) -> list[Move]:
+    """Joiners that have not failed and have no state yet: they can only refuse to be stayers, which would cost a restart."""
+    assert job.map is not None
+    lost = {*failed(job), *job.done}
+    runs = {i: r.value.incarnation for i, r in job.runs.items() if r.value.joined}
+    return [m for m in job.map.moves if m.slot not in lost and runs.get(m.slot) != m.joiner.incarnation]
 
 
 def echoes(job: Job, slot: int) -> bool:
@@ -82,6 +90,9 @@ def breaker(job: Job, timers: Timers, now: float) -> str:
 
 def held_back(job: Job) -> str:
     """What a pause means, for people; empty when there is none."""
-    if job.pause is None:
-        return ""
-    return f"automatic replacement is paused{f' ({job.pause.reason})' if job.pause.reason else ''}; `tmrun resume` lets it go on"
+    return f"{paused(job.pause)}; `tmrun resume` lets it go on" if job.pause is not None else ""
+
+
+def paused(pause: Pause) -> str:
+    """That there is one, and why."""
+    return f"automatic replacement is paused{f' ({pause.reason})' if pause.reason else ''}"

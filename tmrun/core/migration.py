@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tmrun.core import planner
 from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Migration, OpState, Resume, Seat, Spec, Trouble
-from tmrun.core.plural import many
+from tmrun.core.plural import many, some
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,6 @@ class Wait:
 
 Verdict = Commit | Abort | Wait
 
-MAX_NAMED = 8
-"""Missing voters that a reason names: it is told again and again, and a job may have thousands."""
 IMMOVABLE = "immovable: "
 """Prefix of the reason of an aborted migration after which only a restart helps; read by the next coordinator, whoever it is."""
 
@@ -62,6 +60,11 @@ def required(job: Job, migration: Migration) -> dict[Seat, str]:
     return roles | {m.joiner: "joiner" for m in migration.moves}
 
 
+def missing(job: Job, migration: Migration) -> list[str]:
+    """Whose votes are missing, each with its role, for people."""
+    return [f"{role} {seat.host}" for seat, role in required(job, migration).items() if seat.host not in job.votes]
+
+
 def stayers(spec: Spec, migration: Migration) -> str:
     """How many nodes and processes go on untouched, for people."""
     kept = spec.nnodes - len(migration.moves)
@@ -72,7 +75,7 @@ def judge(job: Job, migration: Migration, waited_s: float) -> Verdict:
     """The verdict on ``migration``, which is open in ``job``; ``waited_s`` since this coordinator first saw it."""
     assert job.spec is not None
     roles = required(job, migration)
-    return _obstacle(job, migration, roles) or _count(job, migration, roles) or _overdue(job, roles, waited_s)
+    return _obstacle(job, migration, roles) or _count(job, migration, roles) or _overdue(job, migration, waited_s)
 
 
 def _obstacle(job: Job, migration: Migration, roles: dict[Seat, str]) -> Abort | None:
@@ -133,11 +136,9 @@ def _count_failure(job: Job, migration: Migration) -> Commit | Abort:
     return Commit(resume)
 
 
-def _overdue(job: Job, roles: dict[Seat, str], waited_s: float) -> Verdict:
+def _overdue(job: Job, migration: Migration, waited_s: float) -> Verdict:
     assert job.spec is not None
-    absent = [f"{role} {s.host}" for s, role in roles.items() if s.host not in job.votes]
-    more = f" and {len(absent) - MAX_NAMED} more" if len(absent) > MAX_NAMED else ""
-    missing = ", ".join(absent[:MAX_NAMED]) + more
+    absent = some(missing(job, migration))
     if waited_s > job.spec.prepare_deadline_s:
-        return Abort(f"not prepared within {job.spec.prepare_deadline_s:.0f} s: {missing}")
-    return Wait(f"waiting for the votes of {missing}")
+        return Abort(f"not prepared within {job.spec.prepare_deadline_s:.0f} s: {absent}")
+    return Wait(f"waiting for the votes of {absent}")

@@ -563,6 +563,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """An agent waits so long for the store's answers, lately; 0: they are quick again. For people."""
+
+    host: Host
+    incarnation: Incarnation
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Receiving:
     """How much state a node's joiners have received: rank -> (bytes so far, bytes in all)."""
 

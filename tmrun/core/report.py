@@ -8,36 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tmrun.core import codec, details, hang, losses, states, straggler
-from tmrun.core import progress as accounts
+from tmrun.core import codec, conditions, details, progress, states
+from tmrun.core.heard import Heard
+from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, JobState, Kind, NodeState, Progress, RankMap, Receiving, Run, Timing
+from tmrun.core.model import Host, JobState, Kind, NodeState, RankMap, Receiving, Run, Timing
 from tmrun.core.states import known_hosts, node_state
 
 API_VERSION = 1
 
 
-def status(
-    job: Job,
-    progress: Iterable[Progress],
-    rows: Sequence[Mapping[str, Any]],
-    told: str = "",
-    timings: Sequence[Timing] = (),
-    now: float = 0.0,
-    receiving: Iterable[Receiving] = (),
-) -> dict[str, Any]:
-    """One screen. ``progress`` of all nodes, ``rows`` of ``history``, ``told``: the coordinator's own last words on what it waits for,
-    ``timings`` of the newest epoch, ``now``: the reader's wall clock, for ages, ``receiving``: state on its way."""
+UNKNOWN = "unknown"
+"""The state of a job whose store does not answer."""
+
+
+def status(job: Job, heard: Heard, rows: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """One screen. ``rows`` of ``history``."""
     state, reason = states.job_state(job)
     if state in (JobState.RENDEZVOUS, JobState.MIGRATING, JobState.RECOVERING, JobState.WAITING):
-        reason = told or reason
-    steps = accounts.of_seats(job, progress)
-    moving = {r.host: _received(r) for r in receiving}
-    nodes = [
-        {**node_row(job, host), **details.node(job, host, steps.get(host), now), "received": moving.get(host)} for host in known_hosts(job)
-    ]
-    step = accounts.slowest(job, steps)
-    migration = details.migration(job, timings, step)
+        reason = heard.reason or reason
+    steps = progress.of_seats(job, heard.progress)
+    moving = {r.host: _received(r) for r in heard.receiving}
+    nodes = [{**node_row(job, h), **details.node(job, h, steps.get(h), heard.now), "received": moving.get(h)} for h in known_hosts(job)]
+    step = progress.slowest(job, steps)
+    migration = details.migration(job, heard.timings, step)
     if migration is not None:
         migration["transfers"] = details.transfers(migration, nodes)
     return {
@@ -50,7 +44,7 @@ def status(
         "step_s": max((p.step_s for p in steps.values()), default=None),
         "coordinator": job.leader.value.host if job.leader else None,
         "exit_code": job.end.exit_code if job.end else None,
-        "checks": [*checks(job), *slow_nodes(job, steps)],
+        "checks": conditions.of(job, heard),
         "paused": {"reason": job.pause.reason} if job.pause else None,
         "migration": migration,
         "requests": details.open_requests(job),
@@ -66,6 +60,12 @@ def status(
         "nodes": nodes,
         "last": rows[-1] if rows else None,
     }
+
+
+def without_store(job_id: str, lost: str, seen: str) -> dict[str, Any]:
+    """The same of a job whose store does not answer. ``lost``: what was tried, ``seen``: what this machine knows without it."""
+    known = status(Job(Keys(job_id)), Heard())
+    return {**known, "state": UNKNOWN, "reason": seen, "checks": [conditions.condition("STORE_LOST", lost)]}
 
 
 def _received(receiving: Receiving) -> dict[str, int] | None:
@@ -108,41 +108,6 @@ def _rehearsal(job: Job, host: Host) -> dict[str, Any] | None:
         return None
     machine = member.value.machine
     return {**codec.to_plain(member.value.rehearsal), "step_s": machine.step_s if machine else None}
-
-
-def checks(job: Job) -> list[dict[str, str]]:
-    """What an operator should look at, as (code, text); empty when healthy."""
-    found = []
-    if job.spec and job.map and job.end is None:
-        states = [node_state(job, h)[0] for h in known_hosts(job) if not job.cordoned(h)]
-        warm = states.count(NodeState.STANDBY)
-        if warm + states.count(NodeState.WARMING) < job.spec.standby:
-            found.append({"code": "STANDBY_LOW", "text": f"{warm} of {job.spec.standby} standbys"})
-        elif warm < job.spec.standby:
-            found.append({"code": "STANDBY_COLD", "text": f"{warm} of {job.spec.standby} standbys are warm"})
-        gone = len(losses.vanished(job))
-        if gone >= losses.breaker_limit(job.spec):
-            text = f"{gone} of {job.spec.nnodes} nodes are gone and nobody confirms their deaths: look at the store and the network"
-            found.append({"code": "STORE_SUSPECT", "text": text})
-    if job.end is None:
-        found += details.checks(job)
-    if job.pause is not None and job.end is None:
-        found.append({"code": "PAUSED", "text": losses.held_back(job)})
-    stuck = hang.finding(job) if job.end is None else None
-    if stuck is not None:
-        found.append({"code": "HANG", "text": stuck.why})
-    if job.end is None and job.leader is None:
-        found.append({"code": "NO_COORDINATOR", "text": "no agent coordinates at the moment"})
-    return found
-
-
-def slow_nodes(job: Job, steps: Mapping[Host, Progress]) -> list[dict[str, str]]:
-    """Seated nodes that compute longer than the others, by the latest measurements."""
-    if job.spec is None or job.map is None or job.spec.straggler == "off":
-        return []
-    busy = {s.host: steps[s.host].busy_s for s in job.map.seats if s.host in steps}
-    found = straggler.ratios(busy).items()
-    return [{"code": "SLOW_NODE", "text": f"{h} computes {r:.2f} times as long as the others"} for h, r in found]
 
 
 def history(maps: Iterable[RankMap], timings: Mapping[int, Sequence[Timing]], nproc: int) -> list[dict[str, Any]]:

@@ -47,6 +47,10 @@ class KeepAlive(Protocol):
         """Send time (seconds of the store's clock function) of the last acknowledged renewal."""
 
     @property
+    def answer_s(self) -> float:
+        """How long the last renewals took, the median of a few; 0 before there are some."""
+
+    @property
     def lost(self) -> bool:
         """True once the store itself said that the lease is gone. An outage alone never sets it."""
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import statistics
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,8 @@ from tmrun.store.channels import Backoff, CallFailed, Channels, Endpoint, Fault
 from tmrun.store.etcd_stubs import rpc
 
 RENEWALS_A_TTL = 5
+ANSWERS = 5
+"""So many renewals tell how quick the store is."""
 _log = logging.getLogger("tmrun.store")
 
 
@@ -80,6 +84,7 @@ class EtcdKeepAlive:
         self._clock = clock
         self._last_renewed = granted_at
         self._lost = False
+        self._took: deque[float] = deque(maxlen=ANSWERS)
         self._stop = threading.Event()
         self._backoff = Backoff(0.05, min(1.0, ttl_s / RENEWALS_A_TTL))
         self._thread = threading.Thread(target=self._run, name="tmrun-keepalive", daemon=True)
@@ -89,6 +94,12 @@ class EtcdKeepAlive:
     def last_renewed(self) -> float:
         """Send time of the last acknowledged renewal; until then, of the grant."""
         return self._last_renewed
+
+    @property
+    def answer_s(self) -> float:
+        """Median of the last renewals, from the request to its answer."""
+        took = list(self._took)
+        return statistics.median(took) if len(took) == ANSWERS else 0.0
 
     @property
     def lost(self) -> bool:
@@ -148,5 +159,6 @@ class EtcdKeepAlive:
             self._lost = True
             return False
         self._last_renewed = sent
+        self._took.append(self._clock() - sent)
         self._backoff.reset()
         return True

@@ -380,6 +380,8 @@ class MemoryKeepAlive:
         self._due = store.world.clock.now
         self.last_renewed = granted_at
         """Time of the last acknowledged renewal; until then, of the grant; never, for another client's lease."""
+        self.answer_s = 0.0
+        """Nobody waits here."""
         self.lost = False
         """The store said that the lease is gone."""
 

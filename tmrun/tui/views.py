@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tmrun.core import conditions, report
 from tmrun.core.ranklist import ranks_text
 from tmrun.tui import grid as grids
 from tmrun.tui import timeline
@@ -32,8 +33,6 @@ class Screen:
     events: Sequence[Value] = ()
     migrating_s: float | None = None
     """How long the reader has seen the migration that is going on."""
-    stale_s: float = 0.0
-    """For how long the store has not answered; what is shown is that old."""
     logs: Sequence[str] = field(default=())
     """The end of the selected node's log."""
 
@@ -46,6 +45,15 @@ def show(renderable: RenderableType, console: Console | None = None) -> None:
     console.print(renderable)
 
 
+def stale(status: Value, silent_s: float, seen: str) -> Value:
+    """What was last known, said to be so. ``seen``: what is known without the store."""
+    lost = conditions.condition("STORE_LOST", f"no answer for {seconds(silent_s)}, this was last known; {seen}")
+    return {**status, "checks": [lost, *(c for c in status["checks"] if c["code"] != lost["code"])]}
+
+
+_GRADE = {"bad": BAD, "warn": WARN}
+
+
 # -- status
 def headline(status: Value) -> Text:
     """Job, state and why."""
@@ -54,7 +62,9 @@ def headline(status: Value) -> Text:
 
 
 def numbers(status: Value) -> Text:
-    """Epoch, step and pace, standbys, coordinator."""
+    """Epoch, step and pace, standbys, coordinator, accelerators."""
+    if status["state"] == report.UNKNOWN:
+        return Text("all else is in the store", DIM)
     standby = status["standby"]
     step = "-" if status["step"] is None else str(status["step"])
     pace = f" ({seconds(status['step_s'])} a step)" if status["step_s"] else ""
@@ -71,7 +81,7 @@ def numbers(status: Value) -> Text:
 def health(status: Value) -> list[Text]:
     """``healthy``, or a line a check."""
     if status["checks"]:
-        return [Text.assemble((c["code"], WARN), f": {c['text']}") for c in status["checks"]]
+        return [Text.assemble((c["code"], _GRADE[c["grade"]]), f": {c['text']}", (f"; {c['advice']}", DIM)) for c in status["checks"]]
     ended = status["exit_code"] is not None
     return [] if ended else [Text("healthy", GOOD)]
 
@@ -159,8 +169,6 @@ def foresight_view(plan: Value) -> RenderableType:
 def top(screen: Screen, width: int, height: int, ui: Ui) -> Group:
     """The full screen, exactly ``height`` lines: what is wrong comes first and is never pushed out, events get what is left."""
     head = [headline(screen.status), numbers(screen.status)]
-    if screen.stale_s:
-        head.insert(0, Text(f" the store has not answered for {seconds(screen.stale_s)}; this is what was last known ", f"reverse {BAD}"))
     checks = health(screen.status)[: max(1, height // 6)]
     room = height - _fixed(screen, height)
     body = {"events": _events, "help": _help, "logs": _logs, "details": _details}.get(ui.page, _overview)(screen, width, room, ui)
@@ -199,7 +207,7 @@ def columns(screen: Screen, width: int, height: int) -> int:
 
 
 def _fixed(screen: Screen, height: int) -> int:
-    return 3 + bool(screen.stale_s) + len(health(screen.status)[: max(1, height // 6)])
+    return 3 + len(health(screen.status)[: max(1, height // 6)])
 
 
 def _migration(screen: Screen, width: int, room: int) -> list[Text]:
@@ -267,7 +275,8 @@ def _footer(ui: Ui, width: int) -> Text:
 def plain_line(status: Value) -> str:
     """The state of the job in one line, for a terminal that cannot be drawn on."""
     bad = [n for n in status["nodes"] if severity(n["state"]) <= severity("draining")]
-    parts = [headline(status).plain, numbers(status).plain, *(f"{n['name']} {n['state']}: {n['reason']}" for n in bad)]
+    urgent = [f"{c['code']}: {c['text']}" for c in status["checks"] if c["grade"] == "bad"]
+    parts = [headline(status).plain, numbers(status).plain, *urgent, *(f"{n['name']} {n['state']}: {n['reason']}" for n in bad)]
     if status["migration"]:
         now = next((p for p in status["migration"]["phases"] if p["state"] == "now"), None)
         parts.append(f"migration {status['migration']['id']}" + (f" {now['name']} {now['done']}/{now['total']}" if now else ""))
