@@ -53,7 +53,7 @@ def test_who_failed_often_is_chosen_last_and_a_lemon_rests() -> None:
     past = [failed(e, "s1") for e in range(2, 2 + policy.LEMON)]
     current = job(*past)
     assert joiners(current, 0) == {0: "s2"}
-    assert policy.lemon(current.maps, Host("s1")) > 0
+    assert policy.lemons(current.maps)[Host("s1")] > 0
     only = job(*past, hosts=("b", "c", "s1"))
     assert joiners(only, 0) == {0: "s1"}
     plan = planner.plan_moves(only, [0], resting=[Host("s1")])

@@ -81,11 +81,11 @@ def test_a_killed_agent_comes_back_ever_later() -> None:
 
 def test_a_lemon_is_remembered_and_cools_down() -> None:
     past = [failure(2, "b", 10), *(failure(e, "a", 100 * e, Cause.LOST, -1) for e in (3, 4))]
-    assert (policy.lemon(past, Host("a")), policy.strikes(past, Host("a"))) == (0, 2)
+    assert (policy.lemons(past), policy.strikes(past, Host("a"))) == ({}, 2)
     past.append(failure(5, "a", 500, Cause.LOST, -1))
-    first = policy.lemon(past, Host("a"))
+    first = policy.lemons(past)[Host("a")]
     past.append(failure(6, "a", 600, Cause.LOST, -1))
-    assert 0 < first < policy.lemon(past, Host("a")) <= policy.MAX_COOL_DOWN_S
+    assert 0 < first < policy.lemons(past)[Host("a")] <= policy.MAX_COOL_DOWN_S
     past.append(failure(7, "b", 700))
-    assert policy.lemon(past, Host("a")) == 0, "others fail too"
+    assert policy.lemons(past) == {}, "others fail too"
     assert policy.strikes(past, Host("a")) == 4

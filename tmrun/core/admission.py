@@ -45,7 +45,7 @@ class Verdict:
 
 def judge(standby: Machine | None, live: Iterable[Machine | None]) -> Verdict:
     """The verdict on a standby, compared with the machines of the live slots as far as they are known."""
-    known = [m for m in live if m is not None]
+    known = [m for m in live if m is not None] if standby is not None else []
     if standby is None or not known:
         return Verdict(Fit.FIT)
     return _refusal(standby, known) or _reservation(standby, known) or Verdict(Fit.FIT)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Callable
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -48,28 +49,25 @@ def decode(cls: type[T], text: str) -> T:
 def to_plain(record: object) -> dict[str, Any]:
     """Dataclass instance -> plain dict of JSON values."""
     assert dataclasses.is_dataclass(record) and not isinstance(record, type), record
-    return {f.name: _plain(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    return {name: _plain(getattr(record, name)) for name in _names(type(record))}
 
 
 def from_plain(cls: type[T], data: dict[str, Any]) -> T:
     """Plain dict -> an instance of ``cls``. Raises CodecError."""
-    values = {}
-    for name, hint in _hints(cast("Any", cls)).items():
-        if name in data:
-            values[name] = _typed(hint, data[name], f"{cls.__name__}.{name}")
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise CodecError(f"{cls.__name__}: {error}") from None
+    return cast("T", _record_reader(cast("Any", cls))(data))
 
 
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+def _names(cls: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls))
+
+
+_SIMPLE = frozenset({str, int, float, bool, type(None)})
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _SIMPLE:
+        return value
     if dataclasses.is_dataclass(value):
         return to_plain(value)
     if isinstance(value, Enum):
@@ -81,47 +79,100 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
+Reader = Callable[[Any, str], Any]
+"""(JSON value, what to add to the field's name in an error, such as ``[rack]``) -> typed value. Made once a field: a map of a large job has
+thousands of seats, and every agent reads every map."""
+
+
+@cache
+def _record_reader(cls: Any) -> Callable[[dict[str, Any]], Any]:
+    hints = typing.get_type_hints(cls)
+    readers = [(name, _reader(hints[name], f"{cls.__name__}.{name}")) for name in _names(cls)]
+
+    def read(data: dict[str, Any]) -> Any:
+        values = {name: reader(data[name], "") for name, reader in readers if name in data}
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise CodecError(f"{cls.__name__}: {error}") from None
+
+    return read
+
+
+def _reader(hint: Any, where: str) -> Reader:
     hint = getattr(hint, "__supertype__", hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
-        return value
+        return lambda value, _at: value
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _typed(next(a for a in args if a is not type(None)), value, where)
+        inner = _reader(next(a for a in args if a is not type(None)), where)
+        return lambda value, at: None if value is None else inner(value, at)
     if origin in (tuple, list, frozenset):
-        return _sequence(origin, args, value, where)
+        return _sequence(origin, args, where)
     if origin is dict:
-        _expect(isinstance(value, dict), where, "an object", value)
-        return {_key(args[0], k): _typed(args[1], v, f"{where}[{k}]") for k, v in value.items()}
-    return _scalar(hint, value, where)
-
-
-def _sequence(origin: type, args: tuple[Any, ...], value: Any, where: str) -> Any:
-    _expect(isinstance(value, list), where, "a list", value)
-    if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
-        _expect(len(value) == len(args), where, f"{len(args)} items", value)
-        return tuple(_typed(a, v, where) for a, v in zip(args, value, strict=True))
-    return origin(_typed(args[0], v, where) for v in value)
-
-
-def _scalar(hint: Any, value: Any, where: str) -> Any:
+        return _mapping(args, where)
     if dataclasses.is_dataclass(hint):
-        _expect(isinstance(value, dict), where, "an object", value)
-        return from_plain(cast("type[Any]", hint), value)
-    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _nested(hint, where)
+    return _enumeration(hint, where) if issubclass(hint, Enum) else _scalar(hint, where)
+
+
+def _sequence(origin: type, args: tuple[Any, ...], where: str) -> Reader:
+    if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
+        each = [_reader(a, where) for a in args]
+
+        def fixed(value: Any, at: str) -> Any:
+            _expect(isinstance(value, list), where + at, "a list", value)
+            _expect(len(value) == len(each), where + at, f"{len(each)} items", value)
+            return tuple(read(v, at) for read, v in zip(each, value, strict=True))
+
+        return fixed
+    item = _reader(args[0], where)
+
+    def read(value: Any, at: str) -> Any:
+        _expect(isinstance(value, list), where + at, "a list", value)
+        return origin([item(v, at) for v in value])
+
+    return read
+
+
+def _mapping(args: tuple[Any, ...], where: str) -> Reader:
+    whole, item = getattr(args[0], "__supertype__", args[0]) is int, _reader(args[1], where)
+
+    def read(value: Any, at: str) -> Any:
+        _expect(isinstance(value, dict), where + at, "an object", value)
+        return {int(k) if whole else k: item(v, f"{at}[{k}]") for k, v in value.items()}
+
+    return read
+
+
+def _nested(cls: Any, where: str) -> Reader:
+    def read(value: Any, at: str) -> Any:
+        _expect(isinstance(value, dict), where + at, "an object", value)
+        return _record_reader(cls)(value)
+
+    return read
+
+
+def _enumeration(hint: type[Enum], where: str) -> Reader:
+    def read(value: Any, at: str) -> Any:
         try:
             return hint(value)
         except ValueError:
-            raise CodecError(f"{where}: {value!r} is none of {[m.value for m in hint]}") from None
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    _expect(isinstance(value, hint) and not (hint is int and isinstance(value, bool)), where, hint.__name__, value)
-    return value
+            raise CodecError(f"{where}{at}: {value!r} is none of {[m.value for m in hint]}") from None
+
+    return read
 
 
-def _key(hint: Any, key: str) -> Any:
-    hint = getattr(hint, "__supertype__", hint)
-    return int(key) if hint is int else key
+def _scalar(hint: type, where: str) -> Reader:
+    def read(value: Any, at: str) -> Any:
+        if type(value) is hint:
+            return value
+        if hint is float and type(value) is int:
+            return float(value)
+        _expect(isinstance(value, hint) and not isinstance(value, bool), where + at, hint.__name__, value)
+        return value
+
+    return read
 
 
 def _expect(good: bool, where: str, wanted: str, value: Any) -> None:

@@ -38,11 +38,11 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
             going.add(f"parked {job.open_migration.id}")
     going |= {f"left {h} {x.incarnation}" for h, x in job.leaving.items() if not job.alive(Seat(h, x.incarnation))}
     if job.map:
-        going |= {f"gone {i} {s.incarnation}" for i, s in enumerate(job.map.seats) if not job.alive(s)}
+        going |= {f"gone {i} {job.map.seats[i].incarnation}" for i in job.gone}
         if losses.mass_loss(job, timers, now):
             going.add("suspect")
         going.add(f"taking over {job.epoch}")
-        if any(losses.echoes(job, i) for i in range(len(job.map.seats))):
+        if any(losses.echoes(job, i) for i in job.troubles):
             going.add(f"echo {job.epoch}")
         if any(d.epoch == job.epoch for d in job.doubts.values()):
             going.add(f"doubt {job.epoch}")
@@ -51,7 +51,7 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
             going.add(f"deadlock {job.epoch}")
         if losses.failed(job) and not planner.standbys(job) and not job.pause:
             going.add("no standby")
-    going |= {f"rests {h} {policy.strikes(job.maps, h)}" for h in job.members if policy.lemon(job.maps, h)}
+    going |= {f"rests {h} {policy.strikes(job.maps, h)}" for h in policy.lemons(job.maps) if h in job.members}
     going |= {f"request {op.id}" for op in job.open_ops() if op.force_after_s}
     return Timers({what: timers.seen.get(what, now) for what in going})
 

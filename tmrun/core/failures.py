@@ -76,4 +76,5 @@ def replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: T
 
 def _resting(job: Job, timers: Timers, now: float) -> set[Host]:
     """Lemons that have not cooled down."""
-    return {h for h in job.members if policy.lemon(job.maps, h) > timers.since(f"rests {h} {policy.strikes(job.maps, h)}", now)}
+    lemons = {h: seconds for h, seconds in policy.lemons(job.maps).items() if h in job.members}
+    return {h for h, seconds in lemons.items() if seconds > timers.since(f"rests {h} {policy.strikes(job.maps, h)}", now)}

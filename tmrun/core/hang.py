@@ -23,7 +23,7 @@ def finding(job: Job) -> Finding | None:
 def _signs(job: Job) -> list[Sign]:
     """Of the ranks that sit in the newest map, by rank."""
     found: list[Sign] = []
-    for seat in job.map.seats if job.map else ():
+    for seat in job.map.seats if job.map and job.stalls else ():
         stall = job.stalls.get(seat.host)
         if stall is not None and (stall.incarnation, stall.epoch) == (seat.incarnation, job.epoch):
             found += stall.signs

@@ -18,7 +18,7 @@ BREAKER_SHARE = 0.1
 def failed(job: Job) -> list[int]:
     """Slots whose workers or node are gone, unless they had finished."""
     assert job.map is not None
-    return [i for i, s in enumerate(job.map.seats) if i not in job.done and (job.trouble(i) or not job.alive(s))]
+    return sorted({*job.gone, *filter(job.trouble, job.troubles)} - job.done.keys())
 
 
 def what(job: Job, slot: int) -> str:
@@ -58,8 +58,7 @@ def exit_code(job: Job, failed: list[int]) -> int:
 
 def vanished(job: Job) -> list[int]:
     """Slots whose lease is gone and whose death nobody confirms."""
-    seats = job.map.seats if job.map else ()
-    return [i for i, s in enumerate(seats) if i not in job.done and not job.alive(s) and not confirmed(job, i)]
+    return [i for i in job.gone if i not in job.done and not confirmed(job, i)]
 
 
 def breaker_limit(spec: Spec) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Generic, TypeVar
 
 from tmrun.core import admission, codec
@@ -88,7 +88,7 @@ class Stored(Generic[T]):
     modified: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """One snapshot of a job's protocol state.
 
@@ -156,6 +156,13 @@ class Job:
         """True while this very incarnation is registered."""
         member = self.members.get(seat.host)
         return member is not None and member.value.incarnation == seat.incarnation
+
+    @cached_property
+    def gone(self) -> tuple[int, ...]:
+        """Slots whose seat is not ``alive``. Kept, because one decision asks several times and a job has thousands of seats."""
+        here = self.members
+        seats = self.map.seats if self.map else ()
+        return tuple(i for i, s in enumerate(seats) if (m := here.get(s.host)) is None or m.value.incarnation != s.incarnation)
 
     def trouble(self, slot: int) -> Trouble | None:
         """The trouble of a slot, if it concerns the seat that holds it now."""

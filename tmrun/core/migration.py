@@ -54,7 +54,8 @@ IMMOVABLE = "immovable: "
 def required(job: Job, migration: Migration) -> dict[Seat, str]:
     """Who must vote -> as what."""
     assert job.map is not None
-    roles = {seat: "stayer" for slot, seat in enumerate(job.map.seats) if slot not in migration.slots}
+    moved = migration.slots
+    roles = {seat: "stayer" for slot, seat in enumerate(job.map.seats) if slot not in moved}
     if migration.kind is Kind.DRAIN:
         roles |= {m.leaver: "leaver" for m in migration.moves}
     return roles | {m.joiner: "joiner" for m in migration.moves}

@@ -30,8 +30,10 @@ def domains(place: str) -> tuple[str, ...]:
 
 def lost(places: Sequence[str], slots: Collection[int]) -> frozenset[str]:
     """The domains that hold at least two slots, all of which have failed: what they share is to be suspected, not they."""
-    held = Counter(d for place in places for d in domains(place))
     failed = Counter(d for slot in slots if slot < len(places) for d in domains(places[slot]))
+    if all(count < 2 for count in failed.values()):
+        return frozenset()
+    held = Counter(d for place in places for d in domains(place))
     return frozenset(d for d, count in failed.items() if count >= 2 and count == held[d])
 
 

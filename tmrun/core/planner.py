@@ -63,15 +63,18 @@ def _in_order(free: list[Member], wanted: int) -> list[Seat]:
 
 
 def _eligible(job: Job, *, warm_only: bool) -> list[Member]:
-    members = [s.value for _, s in sorted(job.members.items(), key=lambda item: natural(item[0]))]
-    return [m for m in members if not m.fault and not job.cordoned(m.host) and (m.warm or not warm_only)]
+    members = (s.value for s in job.members.values())
+    able = [m for m in members if (m.warm or not warm_only) and not m.fault and not job.cordoned(m.host)]
+    return sorted(able, key=lambda m: natural(m.host))
 
 
 def standbys(job: Job, *, warm_only: bool = True) -> list[Member]:
     """Members that may take a slot now: warm, fit, not cordoned, running none. A new life of a host that died in its slot is free."""
-    seated = {s.host for i, s in enumerate(job.map.seats) if job.alive(s) and job.trouble(i) is None} if job.map else set()
+    able = {m.host: m for m in _eligible(job, warm_only=warm_only)}
+    seats = enumerate(job.map.seats if job.map else ())
+    seated = {s.host for i, s in seats if s.host in able and job.alive(s) and job.trouble(i) is None}
     busy = seated | {r.value.host for r in job.runs.values()}
-    return [m for m in _eligible(job, warm_only=warm_only) if m.host not in busy and fitness(job, m).fit is not Fit.REFUSED]
+    return [m for host, m in able.items() if host not in busy and fitness(job, m).fit is not Fit.REFUSED]
 
 
 MAX_MOVES = 24
@@ -92,36 +95,47 @@ def plan_moves(job: Job, slots: Sequence[int], to: str = "", resting: Collection
     worse than the job's, one that failed seldom, one that has rehearsed the slot, one near the leaver. ``resting``: lemons that have not
     cooled down yet."""
     assert job.map is not None
-    free = [m for m in standbys(job) if m.host not in resting and to in ("", m.host)]
+    able = standbys(job)
+    free = {m.host: m for m in able if m.host not in resting and to in ("", m.host)}
+    standing = _standing(job, free.values(), slots)
     moves: list[Move] = []
     short: list[int] = []
     for slot in slots[:MAX_MOVES]:
         if free:
-            joiner = min(free, key=lambda m: _reluctance(job, m, slot, slots))
-            free.remove(joiner)
-            moves.append(Move(slot, job.map.seats[slot], joiner.seat))
+            best = min(free.values(), key=lambda m: (*standing[m.host], *_suits(job, m, slot, slots)))
+            moves.append(Move(slot, job.map.seats[slot], free.pop(best.host).seat))
         else:
             short.append(slot)
     text = ", ".join(f"slot {m.slot} {m.leaver.host} -> {m.joiner.host}" for m in moves)
-    tired = [m.host for m in standbys(job) if m.host in resting]
+    tired = [m.host for m in able if m.host in resting]
     lacking = f"no warm standby for slot {', '.join(map(str, short))}" if short else ""
     if short and tired:
         lacking += f" ({', '.join(tired)} failed {policy.LEMON} times in a row and cools down)"
     return Plan(tuple(moves), tuple(short), "; ".join(x for x in (text, lacking) if x))
 
 
-def _reluctance(job: Job, member: Member, slot: int, slots: Sequence[int]) -> tuple[bool, bool, Fit, int, int, int]:
-    """Lowest first; what another leaving slot's role was rehearsed for is left to that one."""
-    current = job.map
-    assert current is not None and job.spec is not None
-    here = placement.place_of(member.labels)
-    leaver = current.places[slot] if slot < len(current.places) else ""
-    suspect = placement.inside(here, placement.lost(current.places, slots))
+def _standing(job: Job, members: Collection[Member], slots: Sequence[int]) -> dict[Host, tuple[bool, bool, Fit, int]]:
+    """What counts against each of them, whichever slot it takes: failed itself, is where all failed, is no match, failed often."""
+    assert job.map is not None
+    seated, lost = {s.host for s in job.map.seats}, placement.lost(job.map.places, slots)
+    return {
+        m.host: (
+            m.host in seated,
+            placement.inside(placement.place_of(m.labels), lost),
+            fitness(job, m).fit,
+            policy.strikes(job.maps, m.host),
+        )
+        for m in members
+    }
+
+
+def _suits(job: Job, member: Member, slot: int, slots: Sequence[int]) -> tuple[int, int]:
+    """How well it suits the slot, lowest first; what another leaving slot's role was rehearsed for is left to that one."""
+    assert job.map is not None and job.spec is not None
+    leaver = job.map.places[slot] if slot < len(job.map.places) else ""
     rehearsed = member.rehearsal.rank // job.spec.nproc if member.rehearsal else -1
     other = 0 if rehearsed == slot else 2 if rehearsed in slots else 1
-    failed_itself = current.slot_of_host(member.host) is not None
-    fit, strikes = fitness(job, member).fit, policy.strikes(job.maps, member.host)
-    return failed_itself, suspect, fit, strikes, other, placement.distance(here, leaver)
+    return other, placement.distance(placement.place_of(member.labels), leaver)
 
 
 def next_step(workers: Sequence[WorkerVote]) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice, takewhile
 
 from tmrun.core.model import Cause, Host, Incident, Kind, RankMap, Trouble
 
@@ -103,19 +104,16 @@ def restart_delay(lives_s: Sequence[float]) -> float:
 
 def strikes(maps: Sequence[RankMap], host: Host) -> int:
     """Of the last failures, those of this host."""
-    return sum(i.host == host for i in _incidents(maps)[:REMEMBERED])
+    return sum(i.host == host for i in islice(_incidents(maps), REMEMBERED))
 
 
-def lemon(maps: Sequence[RankMap], host: Host) -> float:
-    """Seconds for which this host gets no ranks, from its last failure on; 0: it may."""
-    row = 0
-    for incident in _incidents(maps):
-        if incident.host != host:
-            break
-        row += 1
-    return min(MAX_COOL_DOWN_S, COOL_DOWN_S * 2 ** (row - LEMON)) if row >= LEMON else 0.0
+def lemons(maps: Sequence[RankMap]) -> dict[Host, float]:
+    """Host -> seconds for which it gets no ranks, from its last failure on. At most one: only whoever failed last can be one."""
+    last = next(_incidents(maps), None)
+    row = 0 if last is None else sum(1 for _ in takewhile(lambda i: i.host == last.host, _incidents(maps)))
+    return {last.host: min(MAX_COOL_DOWN_S, COOL_DOWN_S * 2 ** (row - LEMON))} if last is not None and row >= LEMON else {}
 
 
-def _incidents(maps: Sequence[RankMap]) -> list[Incident]:
+def _incidents(maps: Sequence[RankMap]) -> Iterator[Incident]:
     """Newest first."""
-    return [i for m in reversed(maps) for i in m.incidents]
+    return (i for m in reversed(maps) for i in m.incidents)

@@ -346,8 +346,9 @@ class Mover:
             return
         told = self._workers(migration) if failure else {}
         votes: dict[Host, Stored[Vote]] = {}
+        moved = migration.slots
         for m, slot in self.slots.items():
-            if slot not in migration.slots and self.machines[m].state is State.READY and slot not in self.broken:
+            if slot not in moved and self.machines[m].state is State.READY and slot not in self.broken:
                 votes[self.world.host(m)] = self._vote(m, told.get(slot, ()))
         self.world.crowd(votes, number)
         self._coordinate()

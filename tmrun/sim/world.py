@@ -45,9 +45,12 @@ class JobWorld:
         """Why the coordinator waits."""
         self.leader = -1
         self._lives: dict[int, int] = {}
+        self._seats: dict[int, Seat] = {}
         self._leases: dict[int, int] = {}
         self._pruned = 0
         self._job: Job | None = None
+        self._rest: Job | None = None
+        """All but the registrations and claims, as long as none of it changes."""
         self._changed: dict[str, KeyValue | None] = {}
         self._entries: dict[str, KeyValue] = {}
         self._members: dict[Host, Stored[Member]] = {}
@@ -69,7 +72,7 @@ class JobWorld:
 
     def seat(self, number: int) -> Seat:
         """This host in its present life."""
-        return Seat(self.host(number), Incarnation(f"{number}.{self._lives[number]}"))
+        return self._seats[number]
 
     def registered(self, number: int) -> bool:
         """Its lease lives."""
@@ -78,7 +81,8 @@ class JobWorld:
     # -- what agents write
     def register(self, number: int, *, warm: bool, labels: Mapping[str, str]) -> None:
         """A new life of the host."""
-        self._lives[number] = self._lives.get(number, 0) + 1
+        life = self._lives[number] = self._lives.get(number, 0) + 1
+        self._seats[number] = Seat(self.host(number), Incarnation(f"{number}.{life}"))
         lease = self._leases[number] = self.client.grant(_FOREVER)  # type: ignore[arg-type]  # it ends when the simulation says so
         seat = self.seat(number)
         member = Member(seat.host, seat.incarnation, "", 1, "sim", warm, dict(labels))
@@ -180,8 +184,9 @@ class JobWorld:
             self._take(self._changed)
             self._changed = {}
         if self._job is None:
-            found = fold(self.keys, self._entries.values())
-            job = replace(found, members=dict(self._members), runs=dict(self._runs))
+            if self._rest is None:
+                self._rest = fold(self.keys, self._entries.values())
+            job = replace(self._rest, members=dict(self._members), runs=dict(self._runs))
             if job.open_migration is not None and job.open_migration.id == self.voted:
                 job = replace(job, votes={**self.votes, **job.votes})
             self._job = job
@@ -200,7 +205,10 @@ class JobWorld:
         self._runs.update(part.runs)
         self._of_key.update({m.key: (host, None) for host, m in part.members.items()})
         self._of_key.update({r.key: (None, slot) for slot, r in part.runs.items()})
-        self._entries.update({k: kv for k, kv in changed.items() if kv is not None and k not in self._of_key})
+        rest = {k: kv for k, kv in changed.items() if kv is not None and k not in self._of_key}
+        if rest:
+            self._entries.update(rest)
+            self._rest = None
 
     def _forget(self, key: str) -> None:
         host, slot = self._of_key.pop(key, (None, None))
@@ -208,7 +216,8 @@ class JobWorld:
             self._members.pop(host, None)
         if slot is not None:
             self._runs.pop(slot, None)
-        self._entries.pop(key, None)
+        if self._entries.pop(key, None) is not None:
+            self._rest = None
 
     def crowd(self, votes: Mapping[Host, Stored[Vote]], migration: int) -> None:
         """The stayers' votes."""
