@@ -97,6 +97,11 @@ class Lease:
         threading.Thread(target=run, name="fence", daemon=True).start()
 
     @property
+    def renewed_at(self) -> float:
+        """When the newest renewal that was answered was asked for."""
+        return self._alive.last_renewed if self._alive is not None else float("-inf")
+
+    @property
     def answer_s(self) -> float:
         """How long the store takes to answer, lately; 0 if unknown."""
         return self._alive.answer_s if self._alive is not None else 0.0

@@ -82,6 +82,8 @@ class Agent:
     _timings: dict[tuple[int, int], Timing] = field(default_factory=dict)
     _job: Job | None = None
     _told: str = ""
+    _unanswered_at: float = 0.0
+    """When the store last failed a request, by the lease's clock."""
     _campaign_at: float = 0.0
     _leaving: str = ""
     """Why this machine goes away."""
@@ -282,12 +284,12 @@ class Agent:
                 self._coordinate()
                 self._inquire()
             self.preload.tend(self._idle, self.job().spec, time.monotonic())
-            self.publisher.lag(self.lease.answer_s)
-            self._said("")
+            self._tell_of_store()
         except LeaseGone:
             self.lease.lost(self.node.lease)
         except StoreError as error:
-            self._said(str(error))
+            self._unanswered_at = self.lease.clock()
+            self._said(error.brief)
         return code
 
     def _leave(self) -> int | None:
@@ -369,6 +371,14 @@ class Agent:
         self._campaign_at = 0.0
         if self.submit(transactions.elect(job, self.me, self.node.lease)):
             self._attend()  # what it decides on comes with the first listing of everything
+
+    def _tell_of_store(self) -> None:
+        """After a turn without an error, which may have asked the store for nothing: renewals of the lease tell whether it answers."""
+        self.publisher.lag(self.lease.answer_s)
+        if self.lease.silent:
+            self._said(f"no renewal of its lease for {self.lease.silent_s:.1f} s")
+        elif self.lease.renewed_at > self._unanswered_at:
+            self._said("")
 
     def _said(self, text: str) -> None:
         """Store trouble is told once when it begins, and once when it is over."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,16 +124,17 @@ def test_a_store_that_does_not_answer(tmrun: Any, store: MemoryStore, monkeypatc
     store.partitioned = True
     monkeypatch.setattr(jobs, "runtime_folders", lambda _: [])
     told = tmrun("status")
-    assert told.code == 6 and "train  unknown (no rank of it runs on this machine)" in told.out
+    assert told.code == 6 and "train  unknown (no rank of it has trained on this machine)" in told.out
     assert "STORE_LOST: " in told.out and "`tmrun doctor` looks at each etcd" in " ".join(told.out.split())
     assert "epoch 0" not in told.out, "nothing is known of it"
     value = tmrun("status", "-o", "json").json()
     assert (value["state"], value["nodes"], [c["code"] for c in value["checks"]]) == ("unknown", [], ["STORE_LOST"])
 
     monkeypatch.setattr(jobs, "runtime_folders", lambda _: [tmp_path])
-    for name, step, place in (("node0.0", 71, 2), ("node0.1", 70, 2), ("node1.0", 0, 0)):
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    for name, step, age_s in (("node0.0", 71, 2), ("node0.1", 60, 500), ("node1.0", 0, None)):
         page = Beacon.create(tmp_path / f"{name}.beacon")
         page.set("step", step)
-        page.set("place", place)
-    assert "unknown (the workers of this machine are in step 70)" in tmrun("status").out
+        page.set("proven_ns", now - age_s * 10**9 if age_s else 0)
+    assert re.search(r"unknown \(the workers of this machine are in step 71; all ranks lived [2-9]\.\d s ago\)", tmrun("status").out)
     assert "STORE_LOST" in views.plain_line(without_store.status("train", StoreUnavailable("no answer")))

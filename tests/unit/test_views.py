@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.style import Style
 
 from tmrun.core.conditions import condition
 from tmrun.tui import live, styles, timeline, views
@@ -223,3 +224,28 @@ def test_the_bytes_of_a_terminal_become_keys() -> None:
     assert live.split(b"\x1b[Aj\x1bOB\rq\x03") == ["up", "j", "down", "enter", "q", "ctrl-c"]
     assert live.split(b"\x1b") == ["esc"]
     assert live.split(b"\xff\x00?") == ["?"]
+
+
+# -- colours
+BACKGROUNDS = {"white": (255, 255, 255), "cream": (253, 246, 227), "black": (0, 0, 0), "dark grey": (30, 30, 30)}
+
+
+def luminance(color: tuple[int, int, int]) -> float:
+    """Relative, as WCAG 2.2 defines it."""
+    linear = [v / 255 / 12.92 if v <= 10 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in color]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("name", BACKGROUNDS)
+def test_every_colour_can_be_read_on_light_and_on_dark(name: str) -> None:
+    used = {
+        *styles.STYLE.values(), *styles.JOB_STYLE.values(), *timeline._TONE.values(),
+        styles.GOOD, styles.WARN, styles.BAD, styles.DIM,
+    }  # fmt: skip
+    ground = luminance(BACKGROUNDS[name])
+    for style in used:
+        color = Style.parse(style).color
+        assert color is not None
+        tone = luminance(tuple(color.get_truecolor()))  # type: ignore[arg-type]
+        contrast = (max(tone, ground) + 0.05) / (min(tone, ground) + 0.05)
+        assert contrast >= 3.0, f"{style} on {name}: {contrast:.1f} to 1"

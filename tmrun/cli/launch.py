@@ -250,7 +250,7 @@ class Launcher:
         if not self.interrupts.empty():
             self.console.say("interrupted while the store does not answer; this host leaves the job")
             raise own_store.interrupted(self.interrupts.get())
-        self.console.store_is_silent(f"{error}; training goes on while its steps do")
+        self.console.store_is_silent(f"{error.brief}; training goes on while its steps do")
         return None
 
     def _read(self) -> Job:

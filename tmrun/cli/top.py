@@ -45,7 +45,7 @@ def _lines(connection: Connection, every_s: float) -> None:
         for event in story[events:] if events else story[-1:]:
             click.echo(views.event_line(event))
         events = max(events, len(story))
-        still = views.plain_line({**status, "step": None, "step_s": None})
+        still = views.plain_line({**status, "step": None, "step_s": None, **({"reason": ""} if status["state"] == report.UNKNOWN else {})})
         if still != told or count % 10 == 0:
             click.echo(f"{time.strftime('%H:%M:%S')} {views.plain_line(status)}")
         told, count = still, count + 1

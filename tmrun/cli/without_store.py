@@ -16,15 +16,15 @@ from tmrun.core.errors import StoreError
 
 def status(job_id: str, error: StoreError) -> dict[str, Any]:
     """The value of ``core.report.without_store``."""
-    return report.without_store(job_id, str(error), seen(job_id))
+    return report.without_store(job_id, error.brief, seen(job_id))
 
 
 def seen(job_id: str) -> str:
     """In which step the workers of this machine are, and when all ranks were last known to live."""
     found = [b for folder in jobs.runtime_folders(job_id) for path in folder.glob("*.*.beacon") if (b := Beacon.attach(str(path)))]
-    live = [b for b in found if b.get("place")]
-    if not live:
-        return "no rank of it runs on this machine"
-    step, proven_s = min(b.get("step") for b in live), max(b.get("proven_ns") for b in live) / 1e9
-    age = f"; all ranks lived {time.clock_gettime(time.CLOCK_BOOTTIME) - proven_s:.1f} s ago" if proven_s else ""
-    return f"the workers of this machine are in step {step}{age}"
+    trained = [b for b in found if b.get("proven_ns")]  # rehearsals prove nothing
+    if not trained:
+        return "no rank of it has trained on this machine"
+    newest = max(trained, key=lambda b: b.get("proven_ns"))
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - newest.get("proven_ns") / 1e9
+    return f"the workers of this machine are in step {newest.get('step')}; all ranks lived {age_s:.1f} s ago"

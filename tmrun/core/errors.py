@@ -60,13 +60,21 @@ class Interrupted(TmrunError):
 
 
 class StoreError(TmrunError):
-    """The store could not do what was asked."""
+    """The store could not do what was asked. ``brief``: that, for those who tell it beside much else; `tmrun doctor` finds out more."""
 
     exit_code = 6
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.brief = message
 
 
 class StoreUnavailable(StoreError):
     """No answer within the deadline; nothing was applied, or it was only a read."""
+
+    def __init__(self, message: str, brief: str = "") -> None:
+        super().__init__(message)
+        self.brief = brief or message
 
 
 class OutcomeUnknown(StoreError):

@@ -293,10 +293,9 @@ class Channels:
 
     def _unavailable(self, failure: CallFailed, span_s: float) -> StoreUnavailable:
         where = ", ".join(endpoint.address for endpoint in self._endpoints)
-        return StoreUnavailable(
-            f"no usable answer from etcd at {where} within {span_s:.3g} s (last, from {failure.endpoint.address}: {failure}); "
-            "check that it runs, that this host reaches it, and its TLS settings"
-        )
+        brief = f"no usable answer from etcd at {where} within {span_s:.3g} s"
+        last = f"last, from {failure.endpoint.address}: {failure}"
+        return StoreUnavailable(f"{brief} ({last}); check that it runs, that this host reaches it, and its TLS settings", brief)
 
 
 def _open(address: str, credentials: Any) -> Endpoint:

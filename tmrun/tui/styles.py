@@ -5,8 +5,8 @@ that nothing depends on colour. May not know: what is drawn with them.
 from __future__ import annotations
 
 STYLE = {
-    "active": "color(34)", "standby": "color(37)", "warming": "color(172)", "joining": "color(172)", "draining": "color(134)",
-    "drained": "color(245)", "suspect": "bold color(166)", "fencing": "bold color(166)", "failed": "bold reverse color(160)",
+    "active": "color(28)", "standby": "color(30)", "warming": "color(136)", "joining": "color(136)", "draining": "color(134)",
+    "drained": "color(244)", "suspect": "bold color(166)", "fencing": "bold color(166)", "failed": "bold reverse color(160)",
     "down": "bold reverse color(160)",
 }  # fmt: skip
 """Node state -> style."""
@@ -16,10 +16,10 @@ LETTER = {
 }  # fmt: skip
 """Node state -> the one letter of a dense grid. A cordoned node's letter is C."""
 CORDONED = "C"
-GOOD = "color(34)"
-WARN = "bold color(172)"
+GOOD = "color(28)"
+WARN = "bold color(136)"
 BAD = "bold color(160)"
-DIM = "color(245)"
+DIM = "color(244)"
 TITLE = "bold"
 SEVERITY = ("failed", "down", "fencing", "suspect", "draining", "joining", "warming", "drained", "standby", "active")
 """Worst first."""

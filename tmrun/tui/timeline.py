@@ -16,7 +16,7 @@ from tmrun.tui.styles import DIM, GOOD, TITLE, WARN, clip, seconds, size
 
 PHASES = ("detect", "bind", "comm", "state", "redo")
 """How ``history`` splits a pause, in order."""
-_TONE = {"detect": "color(166)", "bind": "color(134)", "comm": "color(37)", "state": "color(33)", "redo": "color(172)"}
+_TONE = {"detect": "color(166)", "bind": "color(134)", "comm": "color(30)", "state": "color(33)", "redo": "color(136)"}
 _BAR = 24
 _MARK = {"done": ("✓", GOOD), "now": ("▶", WARN), "next": ("·", DIM)}
 MAX_MOVES = 4

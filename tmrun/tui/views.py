@@ -95,9 +95,9 @@ def status_view(status: Value, width: int = 100, *, wide: bool = False) -> Rende
     if status["migration"]:
         parts += [Text(), *timeline.going_on(status["migration"], width)]
     nodes = status["nodes"]
-    if wide or len(nodes) <= TABLE_LIMIT:
+    if nodes and (wide or len(nodes) <= TABLE_LIMIT):
         parts += [Text(), nodes_table(nodes, wide=wide)]
-    else:
+    elif nodes:
         parts += [Text(), *attention(nodes, width, 20), legend(nodes, width), *grid(nodes, width, 40)]
     if status["last"] and status["last"]["leaver"]:
         parts += [Text(), Text("last: " + timeline.line(status["last"]))]
@@ -160,7 +160,7 @@ def foresight_view(plan: Value) -> RenderableType:
     ]
     lines += [Text(f"note: {n}", DIM) for n in plan["notes"]]
     pause = plan["pause_s"]
-    told = f"{seconds(pause[0])} to {seconds(pause[1])}, as this job's drains so far" if pause else "unknown: this job has not drained yet"
+    told = f"{seconds(pause[0])} to {seconds(pause[1])}, as this job's drains so far" if pause else "unknown, this job has not drained yet"
     lines += [Text(f"expected pause: {told}")] if plan["moves"] else []
     return Group(*lines, *[Text(f"blocked: {b}", BAD) for b in plan["blockers"]])
 
