@@ -27,6 +27,7 @@ from tmrun.core.story import EventKind, kind_of
 from tmrun.core.txn import Txn
 from tmrun.store.api import Store
 from tmrun_agent import autopsy
+from tmrun_agent.chaos import Chaos
 from tmrun_agent.effects import Effects
 from tmrun_agent.feeders import Fenced, Interrupted, LeaseLost, StoreMoved
 from tmrun_agent.health import Health, Noticed
@@ -92,6 +93,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.inquest = Inquest(self.store, self.keys, self.me, self.publisher.event)
+        self.chaos = Chaos(self.me, self.store, self.processes, self.submit)
         self.slowness = Slowness(self.store, partial(self.publisher.event, kind=EventKind.NODE_SLOW), self.submit)
         self.effects = Effects(self.config, self.processes, self.server, self.publisher, self.logs, self.master, self.health, self.submit)
 
@@ -283,6 +285,7 @@ class Agent:
             if code is None:
                 self._coordinate()
                 self._inquire()
+                self.chaos.tend(self.job(), self.node.group)
             self.preload.tend(self._idle, self.job().spec, time.monotonic())
             self._tell_of_store()
         except LeaseGone:

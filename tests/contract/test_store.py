@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from store_lab import Lab, Seen
 
@@ -341,6 +343,30 @@ def test_a_receiver_may_use_the_store(lab: Lab) -> None:
 
 
 # --- closing
+
+
+def test_who_is_cut_off_reaches_nobody_for_so_long_and_then_knows_everything(lab: Lab) -> None:
+    seen, lost = Seen(), []
+    watch = lab.store.watch(lab.prefix, seen)
+    lease = lab.store.grant(60)
+    kept = lab.store.keep_alive(lease, 60, lambda: lost.append(lease))
+    put(lab, "a", "before", lease)
+    lab.eventually(lambda: seen.fold().get(lab.key("a")) == "before")
+    began = time.monotonic()
+    lab.store.cut_off(3.0)
+
+    def answered() -> bool:
+        try:
+            return put(lab, "a", "after").value == "after"
+        except StoreError:
+            return False
+
+    assert not answered() or time.monotonic() - began >= 3.0, "a store may try again for as long as it is cut off"
+    lab.eventually(answered)
+    lab.eventually(lambda: seen.fold().get(lab.key("a")) == "after")
+    assert lost == []
+    kept.close()
+    watch.close()
 
 
 def test_a_closed_store_refuses_and_stays_silent(lab: Lab) -> None:

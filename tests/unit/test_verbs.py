@@ -323,9 +323,11 @@ def test_every_verb_explains_itself(tmrun: Any, verb: str) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_verbs_and_nodes(store: MemoryStore, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "_TMRUN_COMPLETE" in Answer(capsys, "completion", shell).out
-    words = {"COMP_WORDS": "tmrun drain node1", "COMP_CWORD": "node1" if shell == "fish" else "2", "_TMRUN_COMPLETE": f"{shell}_complete"}
-    told = CliRunner().invoke(main.cli, [], prog_name="tmrun", env=words)
-    assert "node1" in told.output and "node10" in told.output and "node2" not in told.output
+    for typed in ("tmrun drain node1", "tmrun chaos kill node1"):
+        at = "node1" if shell == "fish" else str(len(typed.split()) - 1)
+        words = {"COMP_WORDS": typed, "COMP_CWORD": at, "_TMRUN_COMPLETE": f"{shell}_complete"}
+        told = CliRunner().invoke(main.cli, [], prog_name="tmrun", env=words)
+        assert "node1" in told.output and "node10" in told.output and "node2" not in told.output
 
 
 def test_what_top_reads_once_is_what_history_says(store: MemoryStore) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import queue
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import click
@@ -39,39 +41,55 @@ def command(
     Times are the writers' wall clocks.
     """
     with jobs.connect(job_id or job, etcd) as connection:
-        news: queue.SimpleQueue[WatchEvent] = queue.SimpleQueue()
-        watch = connection.store.watch(connection.keys.events, news.put) if follow else None
-        told = [e for e in read.read_events(connection) if not kind or e["kind"] in kind]
-        for event in told if last is None else told[len(told) - last :]:
+        known = read.read_events(connection)
+        told = [e for e in known if not kind or e["kind"] in kind]
+        for event in told if last is None else told[max(0, len(told) - last) :]:
             _show(event, output)
-        if watch is not None:
-            try:
-                _follow(connection, news, {_key(e) for e in told}, output, kind)
-            finally:
-                watch.close()
+        if follow:
+            with closing(Stream(connection, known)) as stream:
+                _follow(connection, stream, output, kind)
+
+
+class Stream:
+    """What is told from now on, each event once. A watch begins with all there is, and lists all anew after a gap: what is ``known`` is
+    not told again. Raises StoreError."""
+
+    def __init__(self, connection: Connection, known: Sequence[dict[str, Any]]) -> None:
+        self._told = {_key(event) for event in known}
+        self._news: queue.SimpleQueue[WatchEvent] = queue.SimpleQueue()
+        self._watch = connection.store.watch(connection.keys.events, self._news.put)
+
+    def next(self, wait_s: float) -> list[dict[str, Any]] | None:
+        """New events, in the order of time; None: the watch has said nothing for so long."""
+        try:
+            event = self._news.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+        found = [event.value] if isinstance(event, Changed) else event.listing.entries
+        new = [e for e in details.events(codec.decode(Event, kv.value) for kv in found if kv is not None) if _key(e) not in self._told]
+        self._told |= {_key(e) for e in new}
+        return new
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._watch.close()
 
 
 def _key(event: dict[str, Any]) -> tuple[float, str, str]:
     return event["time"], event["node"], event["text"]
 
 
-def _follow(
-    connection: Connection, news: queue.SimpleQueue[WatchEvent], told: set[tuple[float, str, str]], output: str, kind: tuple[str, ...]
-) -> None:
-    """A watch begins with all there is, and lists all anew after a gap: what was told already is not told again."""
+def _follow(connection: Connection, stream: Stream, output: str, kind: tuple[str, ...]) -> None:
+    """Until the job has ended and nothing more is told of it."""
     ended = False
     while True:
-        try:
-            event = news.get(timeout=_LOOK_S)
-        except queue.Empty:
-            if ended:
-                return
+        found = stream.next(_LOOK_S)
+        if found is None and ended:
+            return
+        if found is None:
             ended = connection.read().end is not None
-            continue
-        found = [event.value] if isinstance(event, Changed) else event.listing.entries
-        for one in details.events(codec.decode(Event, kv.value) for kv in found if kv is not None):
-            if _key(one) not in told and (not kind or one["kind"] in kind):
-                told.add(_key(one))
+        for one in found or ():
+            if not kind or one["kind"] in kind:
                 _show(one, output)
 
 

@@ -34,6 +34,7 @@ _VERBS = {
     "pause": "pause.pause",
     "resume": "pause.resume",
     "stop": "stop.command",
+    "chaos": "chaos.command",
     "trace": "trace.command",
     "doctor": "doctor.command",
     "simulate": "simulate.command",

@@ -5,7 +5,7 @@
             spec  term  leader  head  end  notice  pause
             map/{epoch}  comm/{epoch}  migration/{id}  admin/{host}  op/{id}
         node/{host}/...        of which each node has one; only the coordinator and the node itself watch it
-            member  obituary  vote  doubt  stall  eviction  leaving
+            member  obituary  vote  doubt  stall  eviction  leaving  fault
         slot/{slot}/...        of which each slot has one; only the coordinator and who holds, leaves or joins the slot watch it
             run  trouble  done
     /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
@@ -165,6 +165,10 @@ class Keys:
     def eviction(self, host: str) -> str:
         """An order to end workers that keep the job waiting."""
         return f"{self.node(host)}eviction"
+
+    def fault(self, host: str) -> str:
+        """What an operator does to it on purpose."""
+        return f"{self.node(host)}fault"
 
     @property
     def index(self) -> str:

@@ -21,6 +21,7 @@ from tmrun.core.model import (
     Doubt,
     End,
     Eviction,
+    Fault,
     Head,
     Host,
     Kind,
@@ -71,6 +72,7 @@ RECORDS: dict[str, type[Any]] = {
     "stall": Stall,
     "eviction": Eviction,
     "op": Operation,
+    "fault": Fault,
 }
 
 
@@ -131,6 +133,7 @@ class Job:
     stalls: Mapping[Host, Stall] = field(default_factory=dict)
     evictions: Mapping[Host, Eviction] = field(default_factory=dict)
     ops: Mapping[str, Operation] = field(default_factory=dict)
+    faults: Mapping[Host, Fault] = field(default_factory=dict)
     machine_restarts: int = 0
     program_restarts: int = 0
     """How often the whole job was started anew: because machines were lost, because the program itself failed."""
@@ -263,6 +266,7 @@ def fold(keys: Keys, entries: Iterable[KeyValue]) -> Job:
         evictions={Host(k[0]): v.value for k, v in found["eviction"].items()},
         done={int(k[0]): v.value for k, v in found["done"].items() if v.value.epoch >= generation},
         ops={k[0]: v.value for k, v in found["op"].items()},
+        faults={Host(k[0]): v.value for k, v in found["fault"].items()},
         machine_restarts=sum(m.value.kind is Kind.RESTART and not m.value.program for m in found["map"].values()),
         program_restarts=sum(m.value.program for m in found["map"].values()),
     )

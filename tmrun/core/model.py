@@ -539,6 +539,32 @@ class Operation:
     epoch: int = 0
 
 
+class FaultKind(str, Enum):
+    """What an operator does to a node on purpose."""
+
+    KILL = "kill"
+    """SIGKILL."""
+    FREEZE = "freeze"
+    """SIGSTOP, for good."""
+    PARTITION = "partition"
+    """For ``seconds`` the node is silent: its agent reaches no store, its workers stand still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An operator's request to this life of a node: it does that to itself, at most once. ``agent``: to the agent, else to the worker with
+    this local rank. ``told``: what its agent is going to do, said before it is done."""
+
+    id: str
+    host: Host
+    incarnation: Incarnation
+    kind: FaultKind
+    agent: bool = False
+    local_rank: int = 0
+    seconds: float = 0.0
+    told: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """How the job ended; written once. ``exit_code`` is what every launcher of the job returns."""

@@ -19,7 +19,9 @@ from tmrun.core.model import (
     Done,
     Doubt,
     End,
+    Event,
     Eviction,
+    Fault,
     Head,
     Host,
     Incident,
@@ -412,6 +414,27 @@ def resume(job: Job) -> Txn:
     """Automatic replacement goes on."""
     assert job.pause is not None
     return Txn((_no_pause_since(job),), (Delete(job.keys.pause),), "resume")
+
+
+def inflict(job: Job, fault: Fault, told: Event) -> Txn:
+    """An operator asks this life of a node to do something to itself, and the story says so. What was asked before is over."""
+    old, key = job.faults.get(fault.host), job.keys.fault(fault.host)
+    as_seen: Guard = ValueIs(key, encode(old)) if old else Absent(key)
+    guards = (as_seen, Absent(job.keys.end), _member_unchanged(job, Seat(fault.host, fault.incarnation)))
+    ops = (Put(key, encode(fault)), Put(job.keys.event(fault.id, 1), encode(told)))
+    return Txn(guards, ops, f"inflict {fault.id}")
+
+
+def take_fault(job: Job, fault: Fault, told: str) -> Txn:
+    """Its agent is going to do it: nobody does it again, and it cannot be taken back any more."""
+    key = job.keys.fault(fault.host)
+    return Txn((ValueIs(key, encode(fault)),), (Put(key, encode(replace(fault, told=told))),), f"take {fault.id}")
+
+
+def withdraw_fault(job: Job, fault: Fault) -> Txn:
+    """Take a fault back that has not been taken."""
+    key = job.keys.fault(fault.host)
+    return Txn((ValueIs(key, encode(fault)),), (Delete(key),), f"withdraw {fault.id}")
 
 
 def withdraw_drain(job: Job, hosts: tuple[Host, ...], op: Operation | None, detail: str) -> Txn:

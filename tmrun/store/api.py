@@ -94,5 +94,8 @@ class Store(Protocol):
     def watch_all(self, feeds: Mapping[str, Callable[[WatchEvent], None]]) -> Watch:
         """``watch`` for several prefixes (prefix -> ``on_event``) on one stream. The order holds within each prefix, not between them."""
 
+    def cut_off(self, seconds: float) -> None:
+        """Reach nobody for so long, as a host does whose network is gone. For faults on purpose; returns at once."""
+
     def close(self) -> None:
         """Close watches, keep-alives and connections."""

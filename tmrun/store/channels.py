@@ -9,6 +9,7 @@ May not know: what is stored, watches, leases.
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -145,8 +146,11 @@ class Channels:
         deadline_s: float = DEADLINE_S,
         try_s: float = TRY_S,
     ) -> None:
-        credentials = _credentials(tls or TlsFiles()) if tls or where.tls else None
-        self._endpoints = [_open(address, credentials) for address in where.addresses]
+        self._addresses = where.addresses
+        self._credentials = _credentials(tls or TlsFiles()) if tls or where.tls else None
+        self._endpoints = self._open_all()
+        self._hole: socket.socket | None = None
+        self._healer: threading.Timer | None = None
         self._at = random.randrange(len(self._endpoints))  # many agents must not all use the first member
         self._user, self._password = user, password or ""
         self._token: str | None = None
@@ -164,8 +168,41 @@ class Channels:
     def close(self) -> None:
         """Abort what is in flight and close all connections."""
         self._closed.set()
+        self._fill_hole()
         for endpoint in self._endpoints:
             endpoint.channel.close()
+
+    def cut_off(self, seconds: float) -> None:
+        """Reach no member for so long, as if the network had swallowed every packet: a fault on purpose. Returns at once."""
+        self._fill_hole()
+        self._hole = socket.create_server(("127.0.0.1", 0))  # the kernel lets in, and nobody ever answers
+        self._healer = threading.Timer(seconds, self._heal)
+        self._healer.daemon = True
+        self._replace([_open(f"127.0.0.1:{self._hole.getsockname()[1]}", None) for _ in self._addresses])
+        self._healer.start()
+
+    def _heal(self) -> None:
+        self._replace(self._open_all())
+        self._fill_hole()
+
+    def _fill_hole(self) -> None:
+        if self._healer is not None:
+            self._healer.cancel()
+        if self._hole is not None:
+            self._hole.close()
+
+    def _open_all(self) -> list[Endpoint]:
+        return [_open(address, self._credentials) for address in self._addresses]
+
+    def _replace(self, endpoints: list[Endpoint]) -> None:
+        with self._lock:
+            old, self._endpoints = self._endpoints, endpoints
+        for endpoint in endpoints if self.closed else old:
+            endpoint.channel.close()
+
+    def is_gone(self, endpoint: Endpoint) -> bool:
+        """Its channel was closed by us."""
+        return self.closed or endpoint not in self._endpoints
 
     def current(self) -> Endpoint:
         """The member to talk to now."""
@@ -271,7 +308,7 @@ class Channels:
         except grpc.RpcError as error:
             raise CallFailed.of(error, endpoint) from None
         except ValueError as error:  # what gRPC raises on a closed channel
-            if self.closed:
+            if self.is_gone(endpoint):
                 raise CallFailed(Fault.UNSENT, endpoint, "CLOSED", str(error)) from None
             raise
         endpoint.proven = True

@@ -111,6 +111,10 @@ class EtcdStore:
     def _track(self, background: EtcdWatch | EtcdKeepAlive) -> None:
         self._running = [*(other for other in self._running if other.running), background]
 
+    def cut_off(self, seconds: float) -> None:
+        """See ``Store``."""
+        self._channels.cut_off(seconds)
+
     def close(self) -> None:
         """See ``Store``; idempotent."""
         with self._lock:

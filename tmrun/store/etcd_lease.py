@@ -139,7 +139,7 @@ class EtcdKeepAlive:
         try:
             stream = _Stream(endpoint, metadata)
         except ValueError:
-            if self._channels.closed:
+            if self._channels.is_gone(endpoint):
                 return
             raise
         try:

@@ -105,7 +105,7 @@ class EtcdWatch:
                 return True
             return self._follow(self._call, endpoint, metadata)
         except ValueError:
-            if self._channels.closed:
+            if self._channels.is_gone(endpoint):
                 return True
             raise
         finally:

@@ -253,6 +253,7 @@ class MemoryStore:
         self.name = name
         world._clients.append(self)
         self._partitioned = False
+        self._healed_at = _FOREVER
         self._closed = False
         self._fates: deque[Fate] = deque()
         self._watches: list[MemoryWatch] = []
@@ -272,6 +273,11 @@ class MemoryStore:
         if not cut:
             self._tick()
             self.world._settle()
+
+    def cut_off(self, seconds: float) -> None:
+        """See ``Store``."""
+        self._healed_at = self.world.clock.now + seconds
+        self.partitioned = True
 
     def next_commits(self, *fates: Fate) -> None:
         """Decide the fates of the next commits of this client, in order."""
@@ -361,12 +367,16 @@ class MemoryStore:
             raise StoreUnavailable(f"no answer from the store ({self.name} is partitioned)")
 
     def _tick(self) -> None:
+        if self._healed_at <= self.world.clock.now:
+            self._healed_at = _FOREVER
+            self.partitioned = False
         for kept in tuple(self._kept):
             kept._tick()
         for watch in self._watches:
             watch._tick()
 
     def _due_times(self) -> Iterable[float]:
+        yield self._healed_at
         if not self._partitioned:  # else nothing of it is due before it is healed
             yield from (kept._due for kept in self._kept)
             yield from (watch._relist_at for watch in self._watches)

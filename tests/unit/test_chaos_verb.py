@@ -1,0 +1,139 @@
+"""``tmrun chaos``: what it asks, what it refuses, and that a node does it once; the node's agent is real, its hands are not."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from test_verbs import KEYS, job, seat, store, tmrun
+from tmrun_agent import chaos as hands
+from tmrun_agent.chaos import Chaos
+
+from tmrun.cli import chaos, jobs
+from tmrun.core.codec import encode
+from tmrun.core.model import End, Fault, FaultKind, Host, Incarnation, JobState, Pause, Seat
+from tmrun.core.node import Group, Purpose
+from tmrun.store.memory import MemoryStore
+
+__all__ = ["store", "tmrun"]
+GROUP = Group(Purpose.ACTIVE, 1, 2, 1, (501, 502))
+
+
+class Hands:
+    """What an agent would have done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.did: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(hands.os, "kill", lambda pid, number: self.did.append(("kill", pid, number.name)))
+
+    def signal(self, number: Any) -> None:
+        self.did.append(("all", number.name))
+
+    def cut_off(self, seconds: float) -> None:
+        self.did.append(("cut", seconds))
+
+
+@pytest.fixture
+def played(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
+    """node1's agent looks at its keys all the time."""
+    played = Hands(monkeypatch)
+    agent = Chaos(seat("node1"), played, played, lambda txn: store.commit(txn).succeeded)  # type: ignore[arg-type]
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            agent.tend(job(store), GROUP)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield played
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("words", "did", "told"),
+    [
+        (("kill", "node1"), [("kill", 501, "SIGKILL")], "SIGKILL to worker 0 of node1 (pid 501)"),
+        (("freeze", "node1", "--rank", "3"), [("kill", 502, "SIGSTOP")], "SIGSTOP to worker 1 of node1 (pid 502)"),
+        (("kill", "node1", "--agent"), [("kill", os.getpid(), "SIGKILL")], f"SIGKILL to the agent of node1 (pid {os.getpid()})"),
+        (("partition", "node1", "--for", "0.2s"), [("all", "SIGSTOP"), ("cut", 0.2)], "node1 is cut off for 0.2 s"),
+    ],
+    ids=lambda v: " ".join(map(str, v)) if isinstance(v, tuple) else "",
+)
+def test_the_agent_does_it_once(tmrun: Any, store: MemoryStore, played: Hands, words: tuple[str, ...], did: Any, told: str) -> None:
+    answer = tmrun("chaos", *words, "--detach", "-y")
+    assert (answer.code, answer.out.strip()) == (0, told), answer.err
+    threading.Event().wait(0.1)
+    assert played.did[: len(did)] == did and played.did[len(did) :] in ([], [("all", "SIGCONT")])
+    assert any(line.endswith(", asked for by an operator") for line in tmrun("events", "--kind", "chaos").out.splitlines())
+    again = tmrun("chaos", "kill", "node1", "--detach", "-y")
+    assert again.code == 0 and played.did[-1] == ("kill", 501, "SIGKILL"), "the next one replaces what is over"
+
+
+def test_a_worker_that_is_not_there_is_nothing_to_do(
+    tmrun: Any, store: MemoryStore, played: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault("c-1", Host("node1"), seat("node1").incarnation, FaultKind.KILL, local_rank=7)
+    store.put(KEYS.fault("node1"), encode(fault))
+    for _ in range(500):
+        if job(store).faults[Host("node1")].told:
+            break
+        threading.Event().wait(0.01)
+    assert job(store).faults[Host("node1")].told == "nothing: node1 runs no worker 7 now" and played.did == []
+
+
+def test_a_later_life_of_the_node_is_not_meant(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(KEYS.fault("node1"), encode(Fault("c-1", Host("node1"), seat("node1").incarnation, FaultKind.KILL)))
+    played = Hands(monkeypatch)
+    for me in (Seat(Host("node1"), Incarnation("node1.2")), seat("node2")):
+        Chaos(me, played, played, lambda _: True).tend(job(store), GROUP)  # type: ignore[arg-type]
+    assert played.did == []
+
+
+def test_it_asks_and_says_what_to_expect(tmrun: Any, store: MemoryStore) -> None:
+    asked = tmrun("chaos", "kill", "node1")
+    assert asked.code == 2 and "kill rank 2 of node1: its ranks 2-3 move to a warm standby. Do it? not asked" in asked.err
+    assert "freeze the agent of node10: it holds no ranks; training goes on" in tmrun("chaos", "freeze", "node10", "--agent").err
+    assert "cut node0 off for 18 s" in tmrun("chaos", "partition", "node0").err
+    tmrun("cordon", "node[10-11]")
+    assert "no standby is warm: its ranks 2-3 are waited for" in tmrun("chaos", "kill", "node1").err
+    assert job(store).faults == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("kill", "node1", "--rank", "0"), 7, "node1 has no rank 0; it has ranks 2-3"),
+        (("kill", "node10", "--rank", "0"), 7, "node10 has no rank 0; it has none"),
+        (("kill", "node1", "--rank", "2", "--agent"), 2, "exclude each other"),
+        (("kill", "node1", "--for", "3s"), 2, "--for goes with partition"),
+        (("partition", "node1", "--agent"), 2, "a partition cuts the whole node off"),
+        (("kill", "node[1-2]"), 2, "one node at a time"),
+        (("kill", "nobody"), 7, "no node 'nobody'"),
+        (("burn", "node1"), 2, "'burn' is not one of"),
+    ],
+)
+def test_bad_wishes_are_one_line(tmrun: Any, words: tuple[str, ...], code: int, told: str) -> None:
+    answer = tmrun("chaos", *words, "-y")
+    assert answer.code == code and told in answer.err and answer.err.count("\n") == 1, answer.err
+
+
+def test_what_cannot_be_done_is_refused(tmrun: Any, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tmrun.core.txn import Delete, Txn
+
+    monkeypatch.setattr(chaos, "_TAKE_S", 0.1)
+    nobody = tmrun("chaos", "kill", "node2", "-y")
+    assert nobody.code == 1 and "the agent of node2 did not take it within 0.1 s; it is taken back, nothing was done" in nobody.err
+    assert job(store).faults == {}
+    store.commit(Txn((), (Delete(KEYS.member("node3")),), "gone"))
+    silent = tmrun("chaos", "kill", "node3", "-y")
+    assert silent.code == 3 and "node3 does not answer: there is no agent that could do it" in silent.err
+    store.put(KEYS.pause, encode(Pause("x")))
+    assert tmrun("chaos", "kill", "node1", "-y").code == 3
+    store.put(KEYS.end, encode(End(JobState.SUCCEEDED, 0, "done")))
+    assert tmrun("chaos", "kill", "node1", "-y").code == 1
+    assert jobs.Connection(store, KEYS).read().faults == {}
