@@ -11,7 +11,8 @@ from tmrun.core.model import FENCED_SHARE
 from tmrun.sim import failures
 from tmrun.sim.costs import Checkpoint, Costs, Detect, Measured, Move, Restart, Snapshot, Standby
 from tmrun.sim.ledger import Outcome, Term
-from tmrun.sim.mover import Mover, Options
+from tmrun.sim.mover import Mover
+from tmrun.sim.scene import Options
 from tmrun.sim.shape import Shape
 from tmrun.sim.trace import Event, Fault
 from tmrun.sim.world import KEPT_MAPS, JobWorld
@@ -207,9 +208,10 @@ def test_rough_weeks_end_in_training(monkeypatch: pytest.MonkeyPatch, seed: int,
     trace = failures.draw(MODEL, 16, 16 + standby, 3 * failures.DAY_S, seed)
     mover = Mover(shape, COSTS, Options(standby), trace)
     mover.play()
-    assert mover.stopped is None and not mover.broken, (mover.stopped, mover.broken, mover.world.said)
-    assert mover.counts["failure migrations"] + mover.counts["restarts"] > 4
-    assert len(mover.world.store.listing(mover.world.keys.ctl).entries) < 4 * 19 + 80 + 2 * KEPT_MAPS, "bounded, however many epochs"
+    scene, world = mover.scene, mover.scene.world
+    assert scene.progress.stopped is None and not scene.broken, (scene.progress.stopped, scene.broken, world.said)
+    assert scene.counts["failure migrations"] + scene.counts["restarts"] > 4
+    assert len(world.store.listing(world.keys.ctl).entries) < 4 * 19 + 80 + 2 * KEPT_MAPS, "bounded, however many epochs"
 
 
 def test_the_same_seed_is_the_same_outcome() -> None:

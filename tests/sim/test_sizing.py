@@ -12,7 +12,8 @@ from tmrun.core.errors import UsageError
 from tmrun.sim import failures, sizing
 from tmrun.sim.costs import Standby
 from tmrun.sim.ledger import Term
-from tmrun.sim.mover import Mover, Options
+from tmrun.sim.mover import Mover
+from tmrun.sim.scene import Options
 from tmrun.sim.shape import Shape
 from tmrun.sim.trace import Event, Fault
 

@@ -10,7 +10,8 @@ from tmrun.sim.baselines import Baseline, Family, Play
 from tmrun.sim.costs import Costs
 from tmrun.sim.failures import FailureModel, draw
 from tmrun.sim.ledger import Outcome
-from tmrun.sim.mover import Mover, Options
+from tmrun.sim.mover import Mover
+from tmrun.sim.scene import Options
 from tmrun.sim.shape import Shape
 from tmrun.sim.trace import Event
 

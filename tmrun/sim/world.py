@@ -16,8 +16,8 @@ from tmrun.core.decision import Decision, Timers
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, Stored, fold
 from tmrun.core.model import FENCED_SHARE, UNSEEN_SHARE, Done, Host, Incarnation, Member, Operation, Run, Seat, Spec, Trouble, Verb, Vote
-from tmrun.core.txn import Delete, KeyValue, Txn
-from tmrun.store.api import Changed, Resync, WatchEvent
+from tmrun.core.txn import Delete, Txn
+from tmrun.sim.snapshot import Snapshot
 from tmrun.store.memory import MemoryWorld
 
 KEPT_MAPS = 24
@@ -38,25 +38,15 @@ class JobWorld:
         self.store.clock.now = now
         self.client = self.store.client("sim")
         self.timers = Timers()
-        self.votes: Mapping[Host, Stored[Vote]] = {}
-        """What the stayers say of ``voted``."""
-        self.voted = 0
         self.said = ""
         """Why the coordinator waits."""
         self.leader = -1
+        self._snapshot = Snapshot(self.keys)
         self._lives: dict[int, int] = {}
         self._seats: dict[int, Seat] = {}
         self._leases: dict[int, int] = {}
         self._pruned = 0
-        self._job: Job | None = None
-        self._rest: Job | None = None
-        """All but the registrations and claims, as long as none of it changes."""
-        self._changed: dict[str, KeyValue | None] = {}
-        self._entries: dict[str, KeyValue] = {}
-        self._members: dict[Host, Stored[Member]] = {}
-        self._runs: dict[int, Stored[Run]] = {}
-        self._of_key: dict[str, tuple[Host | None, int | None]] = {}
-        self.client.watch(self.keys.ctl, self._heard)
+        self.client.watch(self.keys.ctl, self._snapshot.hear)
         assert self.client.commit(transactions.create_spec(Job(self.keys), spec)).succeeded
 
     # -- who is who
@@ -94,10 +84,9 @@ class JobWorld:
 
     def set_warm(self, number: int, *, warm: bool) -> None:
         """Its standby processes are parked, or are not any more."""
-        key = self.keys.member(self.host(number))
-        view = self._view(key)
-        member = view.members[self.host(number)].value
+        member = self.job().members[self.host(number)].value
         if member.warm != warm:
+            view = self._view(self.keys.member(member.host))
             self._write(transactions.update_member(view, replace(member, warm=warm), self._leases[number]))
 
     def claim(self, slot: int, number: int, *, joined: bool) -> None:
@@ -174,54 +163,13 @@ class JobWorld:
 
     # -- the coordinator
     def job(self) -> Job:
-        """The coordinator's snapshot, with the crowd's votes on the open migration.
-
-        ``fold`` reads what has changed and all that is not a node's registration or claim: those, of which there are thousands, are kept
-        from fold to fold. The result is that of one fold over everything (the tests compare).
-        """
+        """The coordinator's snapshot, with the crowd's votes on the open migration."""
         self.store.pump()
-        if self._changed:
-            self._take(self._changed)
-            self._changed = {}
-        if self._job is None:
-            if self._rest is None:
-                self._rest = fold(self.keys, self._entries.values())
-            job = replace(self._rest, members=dict(self._members), runs=dict(self._runs))
-            if job.open_migration is not None and job.open_migration.id == self.voted:
-                job = replace(job, votes={**self.votes, **job.votes})
-            self._job = job
-        return self._job
-
-    def _heard(self, event: WatchEvent) -> None:
-        changes = [Changed(e.key, e, e.mod_revision) for e in event.listing.entries] if isinstance(event, Resync) else [event]
-        self._job = None
-        self._changed.update({c.key: c.value for c in changes})
-
-    def _take(self, changed: Mapping[str, KeyValue | None]) -> None:
-        for key in changed:
-            self._forget(key)
-        part = fold(self.keys, [kv for kv in changed.values() if kv is not None])
-        self._members.update(part.members)
-        self._runs.update(part.runs)
-        self._of_key.update({m.key: (host, None) for host, m in part.members.items()})
-        self._of_key.update({r.key: (None, slot) for slot, r in part.runs.items()})
-        rest = {k: kv for k, kv in changed.items() if kv is not None and k not in self._of_key}
-        if rest:
-            self._entries.update(rest)
-            self._rest = None
-
-    def _forget(self, key: str) -> None:
-        host, slot = self._of_key.pop(key, (None, None))
-        if host is not None:
-            self._members.pop(host, None)
-        if slot is not None:
-            self._runs.pop(slot, None)
-        if self._entries.pop(key, None) is not None:
-            self._rest = None
+        return self._snapshot.job()
 
     def crowd(self, votes: Mapping[Host, Stored[Vote]], migration: int) -> None:
-        """The stayers' votes."""
-        self.votes, self.voted, self._job = votes, migration, None
+        """The stayers' votes on the open migration."""
+        self._snapshot.crowd(votes, migration)
 
     def decide(self, now: float, electable: Callable[[int], bool] = lambda _: True) -> Decision:
         """One decision of whoever is elected, executed. Nothing to do: ``txn`` is None. ``electable``: this host's agent lives."""
