@@ -17,11 +17,12 @@ from torch._C._distributed_c10d import FakeProcessGroup
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import shim
+from tmrun.worker import comm, shim
 from tmrun.worker.groups import ENV_SWITCH
 from tmrun.worker.slot import SlotSwitch
 
 CPU = torch.device("cpu")
+GLOO = comm.CONTROL
 
 
 @pytest.fixture
@@ -33,29 +34,29 @@ def world() -> Iterator[dist.ProcessGroup]:
 
 
 def test_more_than_a_hundred_switches_with_a_poison_in_between(world: dist.ProcessGroup) -> None:
-    switch, name = SlotSwitch(world, fake=False), world.group_name
+    switch, name = SlotSwitch(world, GLOO, fake=False), world.group_name
     for _ in range(120):
         switch.poison()
         poison = world._get_backend(CPU)
         backend = FakeProcessGroup._create_internal(0, 1)
-        switch.install(backend)
+        switch.install({"cpu": backend})
         assert world._get_backend(CPU) is backend
         assert world.group_name == name
     switch.poison()
     assert world._get_backend(CPU) is poison
     real = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
-    switch.install(real)
+    switch.install({"cpu": real})
     ones = torch.ones(3)
     dist.all_reduce(ones)
     assert ones.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_when_the_room_is_used_up_it_says_so(world: dist.ProcessGroup) -> None:
-    switch = SlotSwitch(world, fake=False)
+    switch = SlotSwitch(world, GLOO, fake=False)
     while switch.room:
-        switch.install(FakeProcessGroup._create_internal(0, 1))
+        switch.install({"cpu": FakeProcessGroup._create_internal(0, 1)})
     with pytest.raises(WorkerError, match="was switched 240 times; restart the job"):
-        switch.install(FakeProcessGroup._create_internal(0, 1))
+        switch.install({"cpu": FakeProcessGroup._create_internal(0, 1)})
 
 
 MANY = Path(__file__).with_name("many_groups.py")

@@ -42,7 +42,7 @@ def agent(tmp_path: Path) -> Iterator[FakeAgent]:
 def pair() -> tuple[comm.Communicator, comm.Communicator]:
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda rank: comm.build(comm_gloo, store, rank, 2, timedelta(seconds=30)), range(2))
+        first, second = pool.map(lambda rank: comm.build(comm.CONTROL, store, rank, 2, timedelta(seconds=30)), range(2))
     return first, second
 
 
@@ -56,7 +56,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 def ring(request: pytest.FixtureRequest) -> list[comm.Communicator]:
     """A communicator of so many ranks."""
     world, store = request.param, dist.HashStore()
-    return together(*(lambda r=r: comm.build(comm_gloo, store, r, world, timedelta(seconds=30)) for r in range(world)))
+    return together(*(lambda r=r: comm.build(comm.CONTROL, store, r, world, timedelta(seconds=30)) for r in range(world)))
 
 
 def polls(ring: list[comm.Communicator], local_world: int = 1) -> tuple[list[vote.Poll], list[dict[int, bytes]]]:
@@ -480,7 +480,9 @@ def test_gloo_meets_through_the_agent_and_a_switched_store(agent: FakeAgent) -> 
     clients = [AgentStore(agent.path, rank) for rank in range(2)]
     for store, client in zip(stores, clients, strict=True):
         store.inner = client
-    ends = together(*(lambda r=r: comm.build(comm_gloo, dist.PrefixStore("g", stores[r]), r, 2, timedelta(seconds=30)) for r in range(2)))
+    ends = together(
+        *(lambda r=r: comm.build(comm.CONTROL, dist.PrefixStore("g", stores[r]), r, 2, timedelta(seconds=30)) for r in range(2))
+    )
     assert all(end.connection.sockets for end in ends)
     for client in clients:
         client.dispose()

@@ -20,7 +20,7 @@ from nursery import Nursery
 
 from tmrun.cli import switch
 from tmrun.core.errors import WorkerError
-from tmrun.worker import shim, shim_cache
+from tmrun.worker import comm, shim, shim_cache
 from tmrun.worker.groups import ENV_SWITCH, choose
 
 Make = Callable[..., Cluster]
@@ -177,9 +177,9 @@ def test_a_group_keeps_its_first_communicator_only_as_long_as_it_lives() -> None
     def once(switches: int) -> int:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         assert dist.group.WORLD is not None
-        one = shim.ShimSwitch(shim.load(), dist.group.WORLD, fake=False)
+        one = shim.ShimSwitch(shim.load(), dist.group.WORLD, comm.CONTROL, fake=False)
         for _ in range(switches):
-            one.install(dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10)))
+            one.install({"cpu": dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))})
             one.release()
         dist.all_reduce(torch.ones(1))
         alive = threads()

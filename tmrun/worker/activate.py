@@ -6,6 +6,7 @@ May not know: how the script is run.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 from tmrun.worker.current import HOLDER
@@ -19,6 +20,9 @@ def activate() -> None:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         HOLDER.refused = "tmrun was imported after init_process_group, too late to move this process; import it at the top of the script"
         return
+    from tmrun.worker import nccl_environment
+
+    nccl_environment.prepare(os.environ)
     from tmrun.worker import intercept, runtime
 
     process = HOLDER.runtime = runtime.from_environment()

@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 
-from torch._C._distributed_c10d import PrefixStore
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from tmrun import wire
 from tmrun.worker import comm
 from tmrun.worker.agent_store import AgentStore
-from tmrun.worker.comm import Communicator, Kind
+from tmrun.worker.comm import Communicator, Kinds, Like
 from tmrun.worker.groups import Group
 
 CONTROL = "tmrun.control"
@@ -60,6 +61,9 @@ class Plan:
     role: Role
     world: int
     groups: tuple[Group, ...]
+    device: torch.device = comm.ANY.device
+    base: Store | None = None
+    """For communicators that find their members in their first collective only; outlives the build."""
 
     def id_of(self, name: str) -> str:
         """Bootstrap id of a communicator of this migration."""
@@ -142,9 +146,11 @@ class Build:
         self._enter(store, candidates, idle)
         rank = self.plan.prepare.rank
         for group in self._to_build(store, candidates, idle):
-            self.built.groups[group.name] = self._build(store, group.kind, group.name, group.rank, len(group.ranks), group.timeout)
+            like = Like(self.plan.device, group.options, self._is_pairwise(store, group))
+            lasting = self.plan.base if like.pairwise and self.plan.base is not None else store
+            self.built.groups[group.name] = self._build(lasting, group.kinds, group.name, group.rank, len(group.ranks), group.timeout, like)
             self.built.ranks[group.name] = group.ranks
-        self.built.control = self._build(store, comm.CONTROL, CONTROL, rank, self.plan.world, comm.LONG)
+        self.built.control = self._build(store, comm.CONTROL, CONTROL, rank, self.plan.world)
         self.built.ranks[CONTROL] = tuple(range(self.plan.world))
         if self.plan.role is Role.JOINER and self.plan.prepare.kind is wire.Kind.DRAIN:
             self._connect_transfer(store, 1)
@@ -157,6 +163,8 @@ class Build:
     def _enter(self, store: AgentStore, candidates: Sequence[Group], idle: Mapping[str, str | None]) -> None:
         for group in candidates:
             store.add(self._has(group), 1)
+            if group.switch.pairwise:
+                store.add(self._pairwise(group), 1)
             if (idle_at := idle[group.name]) is not None:
                 store.add(idle_at, 1)
         go = self.plan.id_of("go")
@@ -177,6 +185,14 @@ class Build:
     def _has(self, group: Group) -> str:
         return self.plan.id_of(f"has/{group.name}/{_text(group.ranks)}")
 
+    def _pairwise(self, group: Group) -> str:
+        return self.plan.id_of(f"pairwise/{group.name}/{_text(group.ranks)}")
+
+    def _is_pairwise(self, store: AgentStore, group: Group) -> bool:
+        """The same on all members: one that says so is enough. Only asked where it matters."""
+        queued = any(kind.QUEUED for kind in group.kinds.values())
+        return queued and store.add(self._pairwise(group), 0) > 0
+
     def _idle_at(self, group: Group) -> str | None:
         """Key under which members meet that were idle on the same communicator, at the same count; None for one that was not, or cannot
         tell."""
@@ -189,10 +205,12 @@ class Build:
             store.wait([self.plan.id_of(f"{name}/go")], _ENTER_TIMEOUT)
         else:
             store.set(self.plan.id_of(f"{name}/go"), "1")
-        self.built.transfer = self._build(store, comm.CONTROL, name, place, 2, comm.LONG)
+        self.built.transfer = self._build(store, comm.CONTROL, name, place, 2)
 
-    def _build(self, store: AgentStore, kind: Kind, name: str, rank: int, size: int, timeout: timedelta) -> Communicator:
-        return comm.build(kind, PrefixStore(self.plan.id_of(name), store), rank, size, timeout)
+    def _build(
+        self, store: Store, kinds: Kinds, name: str, rank: int, size: int, timeout: timedelta = comm.LONG, like: Like = comm.ANY
+    ) -> Communicator:
+        return comm.build(kinds, PrefixStore(self.plan.id_of(name), store), rank, size, timeout, like)
 
 
 def _text(ranks: tuple[int, ...]) -> str:

@@ -1,6 +1,7 @@
-"""What the rest of the worker asks of a backend. Each backend is one module with the shape of ``Kind`` (``comm_gloo``).
+"""What the rest of the worker asks of a backend. Each backend is one module that has something of the shape of ``Kind`` (``comm_gloo``).
 
-A *communicator* is torch's backend object plus its *connection*, the handle by which it is woken from another thread. The two are kept
+A *communicator* is what a process group communicates with: one of torch's backend objects for each kind of device (``cpu:gloo,cuda:nccl``
+has two, ``gloo`` serves both with one), and its *connection*, the handle by which it is woken from another thread. The two are kept
 apart: whoever may have to abort holds the connection only, so that a replaced backend can be freed.
 The control and transfer groups of a migration are always ``CONTROL``'s, on the CPU, whatever the script uses.
 May not know: migrations, torch's process group objects.
@@ -8,7 +9,9 @@ May not know: migrations, torch's process group objects.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -16,11 +19,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm_gloo
+from tmrun.worker import comm_gloo, comm_nccl
 
+_CPU = torch.device("cpu")
 LONG = timedelta(days=1)
 """For waits that a peer may take any time to end; if it is lost, the connection is cut."""
 
@@ -47,6 +51,10 @@ class Connection(Protocol):
     def certain(self) -> bool:
         """Whether an abort can touch nothing else."""
 
+    @property
+    def on_device(self) -> bool:
+        """Whether it takes a device's memory, which ``vacate`` gives back."""
+
     def abort(self) -> int:
         """Wake threads that are blocked in the communicator; it is unusable from then on. Returns how many links were cut."""
 
@@ -56,13 +64,8 @@ class Connection(Protocol):
     def quiet(self) -> bool:
         """After ``abort``, takes a moment: whether no thread of it moves any more. What has not ended then never will."""
 
-
-@dataclass(eq=False)
-class Communicator:
-    """A backend and its connection."""
-
-    backend: Backend
-    connection: Connection
+    def vacate(self) -> None:
+        """Give a device's memory back, for the next communicator; nobody uses this one any more. Returns when it is done."""
 
 
 class Making(Protocol):
@@ -71,20 +74,43 @@ class Making(Protocol):
     def abort(self) -> int:
         """Wake it, from another thread."""
 
-    @property
-    def made(self) -> Connection:
-        """What it opened, once it is over."""
+    def connection(self, backend: Any) -> Connection:
+        """The handle of what it made, once it is over."""
+
+
+@dataclass(frozen=True)
+class Like:
+    """What a communicator should be like, beside its members.
+
+    ``device``: the one that this process works on. ``options``: what the script gave to torch for the group (``pg_options``).
+    ``pairwise``: members send and receive on their own, outside a batch; where that needs connections of its own, it is not to be
+    squeezed into the group's, which would order sends to different peers after each other.
+    """
+
+    device: torch.device = _CPU
+    options: Any = None
+    pairwise: bool = False
+
+
+ANY = Like()
+"""Nothing special."""
 
 
 class Kind(Protocol):
-    """A backend's module."""
+    """A backend's module, or an object of it."""
 
     NAME: str
     """As torch calls it."""
+    TYPE: dist.ProcessGroup.BackendType
+    """Under which torch registers it."""
     SIGNS: tuple[str, ...]
     """What the text of an error contains that belongs to a lost connection."""
+    MISUSE: tuple[str, ...]
+    """... that never does, though torch gives it the same type."""
+    QUEUED: bool
+    """Whether an operation that returned, or was waited for, may not have run yet: it is queued on a device."""
 
-    def build(self, store: Store, rank: int, size: int, timeout: timedelta) -> tuple[Any, Connection]:
+    def build(self, store: Store, rank: int, size: int, timeout: timedelta, like: Like) -> tuple[Any, Connection]:
         """Connect to all peers, while training goes on. Raises RuntimeError when one does not come.
 
         ``timeout`` is that of later collectives; peers have ``comm_gloo.BUILD_TIMEOUT`` to come.
@@ -94,20 +120,117 @@ class Kind(Protocol):
         """Around the construction of a process group."""
 
 
-CONTROL: Kind = comm_gloo
-_KINDS: dict[str, Kind] = {kind.NAME: kind for kind in (CONTROL,)}
-SIGNS = tuple(sign for kind in _KINDS.values() for sign in kind.SIGNS)
+Kinds = Mapping[str, Kind]
+"""Device type -> its kind."""
+CONTROL: Kinds = {"cpu": comm_gloo}
+_ALL: tuple[Kind, ...] = (comm_gloo, comm_nccl.NCCL, comm_nccl.NCCL2)
+_KINDS = {kind.NAME: kind for kind in _ALL}
+SIGNS = tuple(sorted({sign for kind in _KINDS.values() for sign in kind.SIGNS}))
+MISUSE = tuple(sorted({sign for kind in _KINDS.values() for sign in kind.MISUSE}))
 
 
-def kind_of(group: str, backend: Any) -> Kind:
-    """The kind behind torch's name of a backend (``gloo``, ``cpu:gloo,cuda:nccl``). Raises WorkerError naming the group."""
-    names = set(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map().values())
-    if len(names) != 1 or not names <= _KINDS.keys():
-        known, used = ", ".join(_KINDS), ", ".join(sorted(map(str, names)))
+@dataclass(eq=False)
+class Communicator:
+    """Device type -> backend, and the connection of all of them."""
+
+    backends: Mapping[str, Backend]
+    connection: Connection
+
+    @property
+    def backend(self) -> Backend:
+        """The one for tensors on the CPU."""
+        return self.backends["cpu"]
+
+
+class Joined:
+    """Several connections as one; of none, where there is nothing to wake."""
+
+    def __init__(self, parts: Sequence[Connection] = ()) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def certain(self) -> bool:
+        """Of all."""
+        return all(part.certain for part in self.parts)
+
+    @property
+    def on_device(self) -> bool:
+        """Of any."""
+        return any(part.on_device for part in self.parts)
+
+    def abort(self) -> int:
+        """All."""
+        return sum(part.abort() for part in self.parts)
+
+    def close(self) -> int:
+        """All."""
+        return sum(part.close() for part in self.parts)
+
+    def quiet(self) -> bool:
+        """All."""
+        return all(part.quiet() for part in self.parts)
+
+    def vacate(self) -> None:
+        """Those on a device."""
+        vacate(self.parts)
+
+
+def joined(parts: Sequence[Connection]) -> Connection:
+    """One connection for all."""
+    return parts[0] if len(parts) == 1 else Joined(parts)
+
+
+def vacate(connections: Iterable[Connection]) -> None:
+    """Give the memory of all of these back, at the same time: what one waits for on the device may be queued behind another."""
+    on_device = [each for each in connections if each.on_device]
+    if on_device:
+        with ThreadPoolExecutor(len(on_device), "tmrun-vacate") as pool:
+            list(pool.map(lambda each: each.vacate(), on_device))
+
+
+def kinds_of(group: str, backend: Any) -> dict[str, Kind]:
+    """The kinds behind torch's name of a backend (``gloo``, ``cpu:gloo,cuda:nccl``). Raises WorkerError naming the group."""
+    named = {device: str(name) for device, name in c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map().items()}
+    if not set(named.values()) <= _KINDS.keys():
+        known, used = ", ".join(_KINDS), ", ".join(sorted(set(named.values())))
         raise WorkerError(f"process group {group} uses {used}; this version of tmrun can switch {known} only")
-    return _KINDS[names.pop()]
+    return {device: _KINDS[name] for device, name in named.items()}
 
 
-def build(kind: Kind, store: Store, rank: int, size: int, timeout: timedelta) -> Communicator:
+def parts_of(kinds: Kinds) -> list[tuple[Kind, tuple[str, ...]]]:
+    """The different kinds, each with its devices; the same order everywhere."""
+    by_name = {kind.NAME: kind for kind in kinds.values()}
+    return [(by_name[name], tuple(d for d, kind in kinds.items() if kind is by_name[name])) for name in sorted(by_name)]
+
+
+def build(kinds: Kinds, store: Store, rank: int, size: int, timeout: timedelta, like: Like = ANY) -> Communicator:
     """A new communicator."""
-    return Communicator(*kind.build(store, rank, size, timeout))
+    backends: dict[str, Backend] = {}
+    connections: list[Connection] = []
+    for kind, devices in parts_of(kinds):
+        try:
+            backend, connection = kind.build(PrefixStore(kind.NAME, store), rank, size, timeout, like)
+        except BaseException:
+            joined(connections).close()
+            raise
+        backends.update(dict.fromkeys(devices, backend))
+        connections.append(connection)
+    return Communicator(backends, joined(connections))
+
+
+class _Makings:
+    def __init__(self, parts: Sequence[tuple[tuple[str, ...], Making]]) -> None:
+        self._parts = parts
+
+    def abort(self) -> int:
+        return sum(making.abort() for _, making in self._parts)
+
+    def connection(self, backend: Any) -> Connection:
+        return joined([making.connection(backend(devices[0])) for devices, making in self._parts])
+
+
+@contextmanager
+def making(kinds: Kinds) -> Iterator[Making]:
+    """Around the construction of a process group; ``connection`` wants a function: device type -> the group's backend for it."""
+    with ExitStack() as stack:
+        yield _Makings([(devices, stack.enter_context(kind.making())) for kind, devices in parts_of(kinds)])

@@ -24,16 +24,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+
+if TYPE_CHECKING:
+    from tmrun.worker.comm import Like
 
 Sockets = frozenset[tuple[int, str]]
 BUILD_TIMEOUT = timedelta(seconds=60)
 """How late a peer may be when communicators are built while training goes on."""
 _MOMENT_S = 0.05
 NAME = "gloo"
+TYPE = dist.ProcessGroup.BackendType.GLOO
+QUEUED = False
+MISUSE: tuple[str, ...] = ()
 SIGNS: tuple[str, ...] = ("gloo/", "Connection closed", "Connection reset", "Broken pipe", "Socket closed")
 
 
@@ -44,6 +50,7 @@ class Connections:
     sockets: Sockets = field(default_factory=frozenset)
     certain: bool = True
     threads: frozenset[int] = frozenset()
+    on_device: ClassVar[bool] = False
 
     def abort(self) -> int:
         """See ``comm.Connection``."""
@@ -59,11 +66,14 @@ class Connections:
         time.sleep(_MOMENT_S)
         return None not in before and before == cpu_times(self.threads)
 
+    def vacate(self) -> None:
+        """It takes no device's memory."""
+
     def _shut(self, how: int) -> int:
         return sum(_shut(descriptor, inode, how) for descriptor, inode in self.sockets)
 
 
-def build(store: Store, rank: int, size: int, timeout: timedelta) -> tuple[Any, Connections]:
+def build(store: Store, rank: int, size: int, timeout: timedelta, like: Like) -> tuple[Any, Connections]:
     """See ``comm.Kind``."""
     with Opened() as opened:
         backend = dist.ProcessGroupGloo(store, rank, size, min(timeout, BUILD_TIMEOUT))
@@ -100,6 +110,10 @@ class Opened:
         with self._lock:
             self.made = Connections(open_sockets() - self._before, self._certain, _threads() - self._threads)
             self._watching.discard(self)
+
+    def connection(self, backend: Any) -> Connections:
+        """See ``comm.Making``."""
+        return self.made
 
     def abort(self) -> int:
         """Shut what has appeared until now."""

@@ -14,7 +14,8 @@ Which groups change:
   count collectives) agree. Frozen: once a failure is reported, the shim starts nothing on any group (its check and its count are one
   critical section with the report), and counts are published after that. Two members with different counts (one completed a broadcast
   that the other never entered) rebuild. Point to point breaks the argument, for ranks take different parts in it.
-  The slot cannot see completion: with it, a crash changes all groups.
+  The slot cannot see completion: with it, a crash changes all groups. On a device, operations are only queued: there a group is idle if
+  it started nothing since the device was last seen to have run everything, in the step before (``complete``).
 - a group with a moved rank that the joiner does not have (transient, or made after the joiner rehearsed) is not rebuilt but *closed*:
   using it again is an error that says so.
 May not know: migrations, steps, the agent.
@@ -32,19 +33,20 @@ import torch
 import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker.comm import Communicator, Connection, Kind
+from tmrun.worker import comm
+from tmrun.worker.comm import Communicator, Connection, Kinds
 from tmrun.worker.shim_cache import ENV_SWITCH
 
 
 class Switch(Protocol):
-    """How one group changes its communicator."""
+    """How one group changes its communicator: all of its backends, each for its own devices."""
 
     @property
     def room(self) -> int:
         """How many more exchanges are possible."""
 
-    def install(self, backend: object) -> None:
-        """Use this backend from the next collective on."""
+    def install(self, backends: Mapping[str, Any]) -> None:
+        """Use these, by device type, from the next collective on."""
 
     def poison(self) -> None:
         """Make every further collective a no-op that succeeds, until the next ``install``."""
@@ -55,13 +57,20 @@ class Switch(Protocol):
     def release(self) -> None:
         """Free replaced communicators; takes milliseconds each."""
 
+    def complete(self) -> None:
+        """Everything that was queued on the device has run."""
+
     @property
-    def idle(self) -> int | None:
-        """How many collectives were started and completed on this communicator; None if not provably all of them."""
+    def idle(self) -> tuple[int, ...] | None:
+        """How many collectives were started and completed on each backend; None if not provably all of them."""
 
     @property
     def settled(self) -> bool:
         """Whether no collective is under way, as far as is known."""
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether members have sent or received on their own, or may have."""
 
     @property
     def started(self) -> int:
@@ -83,7 +92,7 @@ class Switching(Protocol):
     def first_error(self) -> str:
         """The first error that was hidden from a step's body, if any."""
 
-    def new(self, pg: dist.ProcessGroup, *, fake: bool) -> Switch:
+    def new(self, pg: dist.ProcessGroup, kinds: Kinds, *, fake: bool) -> Switch:
         """The switch of a group."""
 
     def rehearse(self, on: bool) -> None:
@@ -113,13 +122,21 @@ def choose() -> Switching:
     return SlotSwitching() if module is None else ShimSwitching(module)
 
 
-def select(pg: dist.ProcessGroup, kind: dist.ProcessGroup.BackendType, backend: Any) -> None:
-    """Register a backend for the group's devices; one that is registered under this type already is selected again."""
+def select(pg: dist.ProcessGroup, devices: Iterable[str], kind: dist.ProcessGroup.BackendType, backend: Any) -> None:
+    """Register a backend for devices of the group; one that is registered under this type already is selected again."""
     name = pg.group_name
-    for device in pg._device_types:
-        if device.type in ("cpu", "cuda"):
-            pg._register_backend(torch.device(device.type), kind, backend)
+    for device in devices:
+        pg._register_backend(torch.device(device), kind, backend)
     pg._set_group_name(name)  # the name is read from the backend
+
+
+def take_place(pg: dist.ProcessGroup, kinds: Kinds, backends: Mapping[str, Any]) -> None:
+    """Register the first real backends of a rehearsed group where torch would have: DDP and others look there. They stay for good."""
+    for kind, devices in comm.parts_of(kinds):
+        select(pg, devices, kind.TYPE, backends[devices[0]])
+    types = [kind.TYPE for kind in kinds.values()]
+    nccl = dist.ProcessGroup.BackendType.NCCL
+    pg._set_default_backend(nccl if nccl in types else types[0])
 
 
 @dataclass(eq=False)
@@ -131,8 +148,10 @@ class Group:
     ranks: tuple[int, ...]
     timeout: timedelta
     switch: Switch
-    kind: Kind
+    kinds: Kinds
     connection: Connection
+    options: Any = None
+    """What the script gave to torch for it."""
     cut: bool = False
     """Whether its connection was cut."""
     since: int | None = 0
@@ -144,16 +163,16 @@ class Group:
         return self.pg.rank()
 
     @property
-    def idle(self) -> int | None:
+    def idle(self) -> tuple[int, ...] | None:
         """See ``Switch.idle``."""
         return self.switch.idle if self.connection.certain and not self.cut else None
 
     @property
-    def idle_at(self) -> tuple[int, int] | None:
-        """On which communicator it is idle, and at which count: after a drain that only some have carried out, members use different
+    def idle_at(self) -> tuple[int, ...] | None:
+        """On which communicator it is idle, and at which counts: after a drain that only some have carried out, members use different
         ones. For any thread."""
         since, idle = self.since, self.idle
-        return None if since is None or since != self.since or idle is None else (since, idle)
+        return None if since is None or since != self.since or idle is None else (since, *idle)
 
 
 class Groups:
@@ -194,7 +213,7 @@ class Groups:
             group = self._groups.get(name)
             if group is not None:  # else: destroyed since it was prepared
                 group.since = None
-                group.switch.install(communicator.backend)
+                group.switch.install(communicator.backends)
                 old.append(group.connection)
                 group.connection, group.cut, group.since = communicator.connection, False, migration
                 self.closed.pop(group.pg, None)
@@ -226,6 +245,11 @@ class Groups:
                 group.cut = True
                 count += group.connection.abort()
         return count
+
+    def complete(self) -> None:
+        """Everything that was queued on the device has run."""
+        for group in self:
+            group.switch.complete()
 
     def release(self) -> None:
         """Free what was replaced."""

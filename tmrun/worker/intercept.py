@@ -2,7 +2,9 @@
 
 - ``init_process_group`` (both names): the store becomes the job's, a rehearsing process gets a private one.
 - ``c10d._new_process_group_helper``: sees every group, subgroups included, and gives it a part of the store that belongs to the epoch.
-- ``split_group`` and ``shrink_group``: refused, they would make groups that nothing here sees.
+- ``split_group`` and ``shrink_group``: refused, they would make groups that nothing here sees. Torch's own splitting (``new_group`` after
+  ``init_process_group(device_id=...)``) is turned off: a split communicator is nothing that a joiner could take part in later.
+- CUDA graphs: refused if they have collectives in them (``graphs``).
 - ``_set_pg_timeout``: later communicators keep it.
 - ``destroy_process_group``: groups that are gone need no switching.
 - ``DistributedDataParallel.__init__``: a rehearsing process must not reduce.
@@ -29,7 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import checkpoints, record, sandbox
+from tmrun.worker import checkpoints, graphs, record, sandbox
+from tmrun.worker.live import Made
 
 if TYPE_CHECKING:
     from tmrun.worker.runtime import Runtime
@@ -48,6 +51,7 @@ def install(runtime: Runtime) -> None:
     _catch_ddp(runtime)
     register_optimizer_step_pre_hook(lambda optimizer, *_: runtime.before_update(optimizer))
     register_optimizer_step_post_hook(lambda *_: runtime.after_update())
+    graphs.guard(lambda: runtime.collectives_started)
     for name in (*_TENSOR_COLLECTIVES, *sandbox.OBJECT_COLLECTIVES):
         if hasattr(dist, name):
             setattr(dist, name, _guarded(runtime, getattr(dist, name), sandbox.OBJECT_COLLECTIVES.get(name)))
@@ -73,6 +77,8 @@ def _catch_init(runtime: Runtime) -> None:
             )
         _check_place("rank", rank, runtime.rank)
         _check_place("world_size", world_size, runtime.world)
+        if kwargs.get("enable_reconfigure"):
+            raise WorkerError("init_process_group(enable_reconfigure=True) under tmrun, which replaces communicators itself; leave it out")
         original(backend, None, timeout, runtime.world, runtime.rank, runtime.open_base_store(), *args, **kwargs)
         runtime.initialised(functools.partial(init_process_group, backend, init_method, timeout, world_size, -1, None, *args, **kwargs))
 
@@ -103,7 +109,7 @@ def _catch_groups(runtime: Runtime) -> None:
             return result
         own = PrefixStore(f"{name}/", store)  # as torch would, without our part: groups made from this one add the epoch of their time
         c10d._world.pg_map[pg] = (c10d._world.pg_map[pg][0], own)
-        runtime.add_group(name, pg, tuple(ranks) or tuple(range(size)), backend, timeout, making)
+        runtime.add_group(Made(name, pg, tuple(ranks) or tuple(range(size)), backend, timeout, backend_options), making)
         return pg, own
 
     c10d._new_process_group_helper = helper  # type: ignore[assignment]
@@ -123,6 +129,7 @@ def _catch_groups(runtime: Runtime) -> None:
             set_timeout(timeout, group)
 
     c10d._set_pg_timeout = set_pg_timeout
+    c10d._get_split_source = lambda pg: None
     for refused in ("split_group", "shrink_group"):
         if hasattr(dist, refused):
             setattr(dist, refused, _refused(refused))

@@ -21,17 +21,31 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm
+from tmrun.worker import comm, device
 from tmrun.worker.agent_store import AgentStore, SwitchStore
 from tmrun.worker.board import Board, Pending
 from tmrun.worker.build import CONTROL, Built
 from tmrun.worker.comm import Communicator, Connection, Making
+from tmrun.worker.device import Device
 from tmrun.worker.groups import Group, Groups, Switching, choose
 from tmrun.worker.identity import Identity
+from tmrun.worker.link import fence
 
 _RETIRE_S = float(os.environ.get("TMRUN_TEST_RETIRE_S", "1"))
 """How long after a switch the replaced connections are shut and freed, off the critical path."""
 _SETTLE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A process group that user code made, and how: ``backend`` as torch names it, ``options`` for it."""
+
+    name: str
+    pg: dist.ProcessGroup
+    ranks: tuple[int, ...]
+    backend: Any
+    timeout: timedelta
+    options: Any = None
 
 
 @dataclass
@@ -43,6 +57,10 @@ class Live:
     groups: Groups = field(default_factory=Groups)
     control: Communicator | None = None
     base: SwitchStore | None = None
+    device: Device = field(default_factory=device.Cpu)
+    """Set when the loop begins (``device.of``)."""
+    waits_for_device: bool = False
+    """Whether the main thread waits for what was queued, and may use its CPU for it."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     _anchors: list[AgentStore] = field(default_factory=list)
     _making: Making | None = None
@@ -90,21 +108,21 @@ class Live:
         """User code makes a process group; ``abort`` wakes it too."""
         if self.failing or self._lost:
             raise dist.DistBackendError("Connection closed: a rank was lost")
-        with comm.kind_of(name, backend).making() as making:
+        with comm.making(comm.kinds_of(name, backend)) as making:
             self._making = making
             try:
                 yield making
             finally:
                 self._making = None
 
-    def add(
-        self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, made: Connection, *, fake: bool
-    ) -> None:
+    def add(self, made: Made, making: Making, *, fake: bool) -> None:
         """User code made a process group."""
+        pg, kinds = made.pg, comm.kinds_of(made.name, made.backend)
+        connection = comm.joined(()) if fake else making.connection(lambda device: pg._get_backend(torch.device(device)))
         with self.lock:
             self.switching.rehearse(fake)
-            switch = self.switching.new(pg, fake=fake)
-            self.groups.add(Group(name, pg, ranks, timeout, switch, comm.kind_of(name, backend), made))
+            switch = self.switching.new(pg, kinds, fake=fake)
+            self.groups.add(Group(made.name, pg, made.ranks, made.timeout, switch, kinds, connection, made.options))
 
     def remove(self, pg: dist.ProcessGroup | None) -> None:
         """User code destroys a process group; None: all of them."""
@@ -119,7 +137,8 @@ class Live:
         group = self.groups.of(pg)
         if group is not None:
             group.timeout = timeout
-            pg._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
+            for _, devices in comm.parts_of(group.kinds):
+                pg._get_backend(torch.device(devices[0]))._set_default_timeout(timeout)
         return group is not None
 
     # -- failing --------------------------------------------------------------------------------------------------------------------
@@ -152,7 +171,8 @@ class Live:
                 self.control.connection.abort()
             if self._making is not None:
                 self._making.abort()
-                self._reopen_store()
+            if self._making is not None or any(group.connection.on_device for group in self.groups):
+                self._reopen_store()  # NCCL meets in it, in a group's first collective
             self._failures += 1
             threading.Thread(target=self._give_up, args=(self._failures,), name="tmrun-give-up", daemon=True).start()
 
@@ -178,6 +198,26 @@ class Live:
         for store in blocked:
             store.close()
 
+    # -- the device -----------------------------------------------------------------------------------------------------------------
+    def complete(self) -> None:
+        """Wait until everything queued on the device has run; what was aborted ends too, and then it is known that a rank was lost.
+
+        Before a vote, and before state is read or put back. Raises RuntimeError when something of it failed; ends the process when the
+        device does not work any more for it, which nothing in this process can mend.
+        """
+        self.waits_for_device = True
+        try:
+            self.device.synchronize()
+        except RuntimeError as error:
+            if device.is_sticky(self.device):
+                fence(f"rank {self.who.rank} has lost its device: {str(error).splitlines()[0]}")
+            raise
+        finally:
+            self.waits_for_device = False
+        with self.lock:
+            if not self._lost:
+                self.groups.complete()
+
     # -- switching ------------------------------------------------------------------------------------------------------------------
     def settle(self) -> None:
         """Before a drain's stop: wait for asynchronous collectives that the script has not waited for; their peers may be leaving."""
@@ -186,8 +226,13 @@ class Live:
             time.sleep(0.001)
 
     def install(self, pending: Pending, board: Board) -> float:
-        """Switch to what was built for a committed migration; no communication. Returns seconds."""
+        """Switch to what was built for a committed migration; no communication. Returns seconds.
+
+        On a device, first everything queued ends, with garbage after an abort; then groups are switched; then what was replaced gives its
+        memory back. Only after that anybody can use a new communicator, which takes its own.
+        """
         began = time.perf_counter()
+        self._come_to_rest()
         assert pending.build is not None
         assert pending.commit is not None
         built = pending.build.built
@@ -205,10 +250,19 @@ class Live:
             board.done(pending)
             if board.failure is not None:  # reported meanwhile: what was just installed has lost a peer already
                 self.abort()
+        comm.vacate(old)
         self.who.epoch = pending.commit.epoch
         built.groups = {}  # else these references would keep the communicators alive, until a garbage collection
         threading.Thread(target=self._retire, args=(old, retired), name="tmrun-release", daemon=True).start()
         return time.perf_counter() - began
+
+    def _come_to_rest(self) -> None:
+        """No kernel of an aborted communicator, and nothing queued behind it, may run once state is put back."""
+        with self.lock:
+            aborted = [group.connection for group in self.groups if group.cut and group.connection.on_device]
+        comm.vacate(aborted)
+        with contextlib.suppress(RuntimeError):  # of what was aborted; it is over with that
+            self.complete()
 
     def _close_lost(self, built: Built, pending: Pending) -> None:
         moved = set(pending.prepare.ranks)

@@ -33,7 +33,8 @@ def deliver(process: Process, message: wire.Message) -> None:
 
 def new_build(process: Process, pending: Pending, role: Role) -> Build:
     """A build for a migration, not started yet."""
-    plan = Plan(pending.prepare, role, process.world, tuple(process.live.groups))
+    live = process.live
+    plan = Plan(pending.prepare, role, process.world, tuple(live.groups), live.device.torch_device, live.base)
     return Build(plan, process.live.new_store, partial(_build_changed, process, pending))
 
 

@@ -19,7 +19,7 @@ from tmrun.core.errors import WorkerError
 from tmrun.worker import vote
 from tmrun.worker.ballots import Ledger
 from tmrun.worker.board import Board, Pending
-from tmrun.worker.comm import SIGNS
+from tmrun.worker.comm import MISUSE, SIGNS
 from tmrun.worker.coverage import FirstStep, Meter
 from tmrun.worker.identity import Identity
 from tmrun.worker.link import Link
@@ -148,12 +148,14 @@ class Process:
 
     def is_communication(self, error: BaseException) -> bool:
         """Whether an error belongs to a lost connection. Once a failure is reported any does: bodies then run on garbage."""
-        if isinstance(error, StepLost | VoteBroken | dist.DistBackendError | dist.DistNetworkError):
+        if isinstance(error, StepLost | VoteBroken | dist.DistNetworkError):
             return True
         if isinstance(error, WorkerError) or not isinstance(error, Exception):
             return False
         if self.board.failure is not None or self.live.failing:
             return True
+        if isinstance(error, dist.DistBackendError):
+            return not any(sign in str(error) for sign in MISUSE)
         return any(isinstance(e, RuntimeError) and any(sign in str(e) for sign in SIGNS) for e in _with_causes(error))
 
     def note_hidden(self) -> None:

@@ -47,6 +47,7 @@ from tmrun.core.errors import WorkerError
 from tmrun.core.watchdog import Place
 from tmrun.worker import (
     coverage,
+    device,
     faults,
     fixups,
     handover,
@@ -66,7 +67,7 @@ from tmrun.worker.board import Pending
 from tmrun.worker.comm import Making
 from tmrun.worker.comm_gloo import BUILD_TIMEOUT
 from tmrun.worker.link import Link
-from tmrun.worker.live import Live
+from tmrun.worker.live import Live, Made
 from tmrun.worker.output import Redirection
 from tmrun.worker.process import SETTLED_STEPS, Phase, Process, StepLost, VoteBroken
 from tmrun.worker.state import Snapshot
@@ -186,14 +187,19 @@ class Runtime:
         """How long the construction of a group may wait: in the loop only as long as the construction of a communicator."""
         return min(timeout, BUILD_TIMEOUT) if self._process.phase is Phase.LOOP else timeout
 
-    def add_group(self, name: str, pg: dist.ProcessGroup, ranks: tuple[int, ...], backend: Any, timeout: timedelta, making: Making) -> None:
+    def add_group(self, made: Made, making: Making) -> None:
         """User code made a process group."""
-        self._process.live.add(name, pg, ranks, backend, timeout, making.made, fake=self.sandboxed)
-        self.set_timeout(pg, timeout)
+        self._process.live.add(made, making, fake=self.sandboxed)
+        self.set_timeout(made.pg, made.timeout)
 
     def set_timeout(self, pg: dist.ProcessGroup, timeout: timedelta) -> bool:
         """User code gave a group another timeout; whether it is one of ours."""
         return not self.sandboxed and self._process.live.set_timeout(pg, timeout)
+
+    @property
+    def collectives_started(self) -> int:
+        """In all groups."""
+        return sum(group.switch.started for group in self._process.live.groups)
 
     def remove_group(self, pg: dist.ProcessGroup | None) -> None:
         """User code destroys a process group; None: all of them."""
@@ -221,6 +227,7 @@ class Runtime:
             raise WorkerError(f"run.steps() {process.phase.value}: {hint}")
         process.state.encoded_objects()  # complain now about what cannot travel, not in a crash
         process.total, process.phase = total, Phase.LOOP
+        process.live.device = device.of(t for owned in process.state.tensors().values() for t in owned.values())
         process.snapshots.place(process.rank, process.world, process.who.local_world)
         if not self.sandboxed and process.rank == 0:
             self._warn_of_suspects()
@@ -267,6 +274,7 @@ class Runtime:
                 stayer.carry_out(process, pending, None)
             elif self._stop is not None and self._stop.step <= number:
                 pending, self._stop = self._stop.pending, None
+                process.live.complete()
                 process.live.settle()
                 stayer.stop_here(process, pending, number)
             elif process.trouble is not None or process.board.failure is not None:
@@ -278,6 +286,7 @@ class Runtime:
             else:
                 break
         if process.snapshots.is_due(number):
+            process.live.complete()
             handover.take_snapshot(process, number)
         return number
 
@@ -417,6 +426,10 @@ class Runtime:
 
     def _hold_vote(self, current: _InStep) -> vote.Tally:
         process = self._process
+        try:
+            process.live.complete()  # before the questions: an abort ends what is queued, with garbage and without an error
+        except RuntimeError as error:
+            raise VoteBroken(f"the device failed: {error}") from error
         process.note_hidden()
         if process.board.failure is not None or process.trouble is not None:
             raise VoteBroken("a failure was noticed before the vote")

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,10 +32,10 @@ import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import bootstrap, comm, shim_cache
-from tmrun.worker.groups import select
+from tmrun.worker.comm import Kinds
+from tmrun.worker.groups import select, take_place
 
-_GLOO = dist.ProcessGroup.BackendType.GLOO
-_TYPE = dist.ProcessGroup.BackendType(16)
+_FIRST_TYPE = 16
 
 
 def load() -> Any | None:
@@ -107,25 +108,33 @@ def _command(compiler: str, target: Path) -> list[str]:
 
 
 class ShimSwitch:
-    """One group's: the shim is registered once and forwards to whatever was installed last."""
+    """One group's: a shim for each of its backends is registered once and forwards to whatever was installed last."""
 
     room = 1 << 30
 
-    def __init__(self, module: Any, pg: dist.ProcessGroup, *, fake: bool) -> None:
-        self._module, self._pg, self._fake = module, pg, fake
-        self._shim = module.Shim(pg.rank(), pg.size())
+    def __init__(self, module: Any, pg: dist.ProcessGroup, kinds: Kinds, *, fake: bool) -> None:
+        self._module, self._pg, self._kinds, self._fake = module, pg, kinds, fake
+        self._parts = comm.parts_of(kinds)
+        self._shims = [module.Shim(pg.rank(), pg.size(), kind.NAME, kind.QUEUED) for kind, _ in self._parts]
+        self._was_pairwise = False
         if not fake:
-            self._shim.swap(pg._get_backend(torch.device("cpu")))
-        select(pg, _TYPE, self._shim)
+            for shim, (_, devices) in zip(self._shims, self._parts, strict=True):
+                shim.swap(pg._get_backend(torch.device(devices[0])))
+        self._select()
 
-    def install(self, backend: object) -> None:
-        """Use this backend from the next collective on."""
-        if self._fake:  # DDP looks into the GLOO slot; what is put there first is never released
-            select(self._pg, _GLOO, backend)
-            self._pg._set_default_backend(_GLOO)
-            select(self._pg, _TYPE, self._shim)
+    def _select(self) -> None:
+        for number, (shim, (_, devices)) in enumerate(zip(self._shims, self._parts, strict=True)):
+            select(self._pg, devices, dist.ProcessGroup.BackendType(_FIRST_TYPE + number), shim)
+
+    def install(self, backends: Mapping[str, Any]) -> None:
+        """Use these, by device type, from the next collective on."""
+        self._was_pairwise = self.pairwise
+        if self._fake:
+            take_place(self._pg, self._kinds, backends)
+            self._select()
             self._fake = False
-        self._shim.swap(backend)
+        for shim, (_, devices) in zip(self._shims, self._parts, strict=True):
+            shim.swap(backends[devices[0]])
 
     def poison(self) -> None:
         """All groups of the process, until ``fail(False)``."""
@@ -133,28 +142,40 @@ class ShimSwitch:
 
     def close(self, reason: str) -> None:
         """Refuse every further collective, from C++ too."""
-        self._shim.close(reason)
+        for shim in self._shims:
+            shim.close(reason)
 
     def release(self) -> None:
         """Free replaced communicators, without holding the GIL."""
-        self._shim.release()
+        for shim in self._shims:
+            shim.release()
+
+    def complete(self) -> None:
+        """What was started on a queued backend has run."""
+        for shim in self._shims:
+            shim.complete()
 
     @property
-    def idle(self) -> int | None:
+    def idle(self) -> tuple[int, ...] | None:
         """Collectives started, if all completed and nothing went point to point."""
-        started, completed, failed, p2p = self._shim.counts()
-        return started if completed == started and not failed and not p2p else None
+        counts = [shim.counts() for shim in self._shims]
+        done = all(completed == started and not failed and not p2p for started, completed, failed, p2p in counts)
+        return tuple(started for started, *_ in counts) if done else None
 
     @property
     def settled(self) -> bool:
         """Whether no collective is under way."""
-        started, completed, failed, _ = self._shim.counts()
-        return bool(completed + failed >= started)
+        return all(completed + failed >= started for started, completed, failed, _ in (shim.counts() for shim in self._shims))
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether anything ever went point to point."""
+        return self._was_pairwise or any(shim.counts()[3] for shim in self._shims)
 
     @property
     def started(self) -> int:
         """Collectives started."""
-        return int(self._shim.counts()[0])
+        return sum(int(shim.counts()[0]) for shim in self._shims)
 
 
 class ShimSwitching:
@@ -167,9 +188,9 @@ class ShimSwitching:
         self._module = module
         module.signs(list(comm.SIGNS))
 
-    def new(self, pg: dist.ProcessGroup, *, fake: bool) -> ShimSwitch:
+    def new(self, pg: dist.ProcessGroup, kinds: Kinds, *, fake: bool) -> ShimSwitch:
         """A group's switch."""
-        return ShimSwitch(self._module, pg, fake=fake)
+        return ShimSwitch(self._module, pg, kinds, fake=fake)
 
     @property
     def failing(self) -> bool:

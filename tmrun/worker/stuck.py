@@ -2,7 +2,8 @@
 
 A gloo operation whose send met a closed connection is never told (``comm_gloo``), and without the C++ switch nobody can let go whoever
 waits for it. Such a process would hold up all others until the operation's timeout, half an hour by default. It ends itself instead, and
-its rank moves like that of any dead process. A main thread that works, or waits for less than ``STUCK_S``, is left alone.
+its rank moves like that of any dead process. A main thread that works, or waits for less than ``STUCK_S``, is left alone; waiting for a
+device may look like work.
 May not know: steps, votes.
 """
 
@@ -33,7 +34,7 @@ def _watch(process: Process, pending: Pending) -> None:
     while not (pending.reached or pending.gone or pending.commit is not None):
         time.sleep(_LOOK_S)
         now = cpu_times([main])
-        if now != used or None in now:
+        if (now != used or None in now) and not process.live.waits_for_device:
             used, since = now, time.monotonic()
         elif time.monotonic() - since > STUCK_S and process.board.failure is pending:
             fence(f"rank {process.rank} hangs in an operation that nothing can wake since a rank was lost")

@@ -14,6 +14,10 @@
 // Nobody waits inside the inner backend: gloo can lose the error of an operation (a send that met a closed connection is never told), and
 // its waiter would hang until the operation's timeout. Waiters listen to ``abandon`` as well: Python calls it when a rank was lost, the
 // connections are cut, and no thread of the backend moves any more; what is still unfinished then never will be.
+//
+// A *queued* backend (NCCL) only queues: that an operation returned, was waited for, or that its future is complete, says nothing about
+// whether it has run. So nothing is followed there; Python says when the device has run everything (``complete``), which counts all that
+// was started as completed. Its waiters do not block, its aborted operations end by themselves.
 // May not know: steps, migrations, Python objects.
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -171,13 +175,18 @@ struct DoneWork : Work {
   }
 };
 
+bool on_device(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return !tensor.is_cpu(); });
+}
+
 struct ForwardedWork : Work {
   WorkPtr inner;
   Tensors tensors;
-  EndPtr end;  // not set for sends and receives, which are waited for by their own means
+  EndPtr end;  // not set for sends and receives, which are waited for by their own means, nor for what is queued
   Abandon wake;
-  ForwardedWork(WorkPtr work, Tensors results, EndPtr told) : inner(std::move(work)), tensors(std::move(results)), end(std::move(told)) {
-    if (!end) wake = on_abandon([to = inner] { to->abort(); });
+  ForwardedWork(WorkPtr work, Tensors results, EndPtr told, bool queued)
+      : inner(std::move(work)), tensors(std::move(results)), end(std::move(told)) {
+    if (!end && !queued) wake = on_abandon([to = inner] { to->abort(); });
   }
   bool isCompleted() override { return inner->isCompleted(); }
   bool isSuccess() const override { return inner->isSuccess(); }
@@ -193,6 +202,7 @@ struct ForwardedWork : Work {
       const bool done = end ? end->wait(timeout) : inner->wait(timeout);
       TORCH_CHECK_WITH(DistBackendError, done, LOST);
       if (end && end->error) std::rethrow_exception(end->error);
+      if (end && on_device(tensors)) inner->synchronize();  // gloo copies its results back on a stream of its own
       return true;
     } catch (const std::exception& error) {
       if (swallow(std::string(error.what()))) return true;
@@ -228,7 +238,7 @@ Tensors flat(const TensorLists& lists) {
 }
 
 struct Shim : Backend {
-  Shim(int rank, int size) : Backend(rank, size) {}
+  Shim(int rank, int size, std::string name, bool queued) : Backend(rank, size), name_(std::move(name)), queued_(queued) {}
 
   BackendPtr inner() const {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -257,8 +267,14 @@ struct Shim : Backend {
     std::lock_guard<std::mutex> guard(mutex_);
     return counts_;
   }
+  void complete() {
+    if (!queued_) return;
+    std::lock_guard<std::mutex> process(state().mutex);
+    auto now = counts();
+    now->completed = now->started - now->failed;
+  }
 
-  const std::string getBackendName() const override { return inner() ? inner()->getBackendName() : "gloo"; }
+  const std::string getBackendName() const override { return inner() ? inner()->getBackendName() : name_; }
   void setSequenceNumberForGroup() override {
     if (auto to = inner()) to->setSequenceNumberForGroup();
   }
@@ -267,12 +283,30 @@ struct Shim : Backend {
     if (auto to = inner()) to->setTimeout(timeout);
   }
   bool supportsCoalescing() const override { return inner() && inner()->supportsCoalescing(); }
+  // What was opened is closed whatever happened since: NCCL would take all later calls of this thread for a part of it.
   void startCoalescing() override {
-    if (auto to = inner()) to->startCoalescing();
+    auto to = inner();
+    {
+      std::lock_guard<std::mutex> process(state().mutex);
+      if (state().rehearsing || (state().failing && state().armed)) to = nullptr;
+    }
+    if (to) to->startCoalescing();
+    std::lock_guard<std::mutex> guard(mutex_);
+    coalescing_ = to;
   }
   WorkPtr endCoalescing() override {
-    auto to = inner();
-    return to ? to->endCoalescing() : WorkPtr(c10::make_intrusive<DoneWork>(Tensors{}));
+    BackendPtr to;
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      std::swap(to, coalescing_);
+    }
+    try {
+      auto work = to ? to->endCoalescing() : nullptr;
+      if (work) return c10::make_intrusive<ForwardedWork>(work, Tensors{}, nullptr, queued_);
+    } catch (const std::exception& error) {
+      if (!swallow(std::string(error.what()))) throw;
+    }
+    return c10::make_intrusive<DoneWork>(Tensors{});
   }
   void abort() override {
     if (auto to = inner()) to->abort();
@@ -389,7 +423,9 @@ struct Shim : Backend {
 
  private:
   mutable std::mutex mutex_;
-  BackendPtr inner_;
+  BackendPtr inner_, coalescing_;
+  const std::string name_;
+  const bool queued_;
   std::vector<BackendPtr> retired_;
   std::string closed_;
   CountsPtr counts_ = std::make_shared<Counts>();
@@ -410,7 +446,7 @@ struct Shim : Backend {
   // Sends and receives are counted, not followed: ranks take different parts in them. gloo's reduce_scatter has no future, and does its
   // last part in ``wait``: a thread of its own waits for it.
   WorkPtr follow(const WorkPtr& work, const Tensors& results, const CountsPtr& counts, bool p2p) {
-    if (p2p) return c10::make_intrusive<ForwardedWork>(work, results, nullptr);
+    if (p2p || queued_) return c10::make_intrusive<ForwardedWork>(work, results, nullptr, queued_);
     auto end = End::begin();
     auto ended = [end, counts](const std::exception_ptr& error) {
       error ? counts->failed++ : counts->completed++;
@@ -433,7 +469,7 @@ struct Shim : Backend {
           ended(std::current_exception());
         }
       }).detach();
-    return c10::make_intrusive<ForwardedWork>(work, results, end);
+    return c10::make_intrusive<ForwardedWork>(work, results, end, false);
   }
   void repeat(at::Tensor& out, const at::Tensor& in) const {
     for (auto& piece : out.reshape(-1).chunk(size_)) piece.copy_(in.reshape(-1));
@@ -459,10 +495,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using Free = py::call_guard<py::gil_scoped_release>;
   py::module_::import("torch.distributed");
   py::class_<Shim, Backend, c10::intrusive_ptr<Shim>>(module, "Shim")
-      .def(py::init([](int rank, int size) { return c10::make_intrusive<Shim>(rank, size); }))
+      .def(
+          py::init([](int rank, int size, std::string name, bool queued) { return c10::make_intrusive<Shim>(rank, size, name, queued); }),
+          py::arg("rank"), py::arg("size"), py::arg("name") = "gloo", py::arg("queued") = false)
       .def("swap", &Shim::swap, Free())
       .def("close", &Shim::close, Free())
       .def("release", &Shim::release, Free())
+      .def("complete", &Shim::complete, Free())
       .def("_set_default_timeout", [](Shim& shim, std::chrono::milliseconds timeout) { shim.setTimeout(timeout); })
       .def("counts", &counts_of);
   module.def("signs", [](std::vector<std::string> signs) {
