@@ -1,7 +1,8 @@
 """A job with many process groups: overlapping pairs, one made late, transient ones in every step.
 
 Beside its losses every rank logs, a line a step, which connections each of its groups has. When TEST_DIE/<point>-<rank> exists, the
-rank dies there: "pairs" before the pairs' collectives, "world" after them, "new" before it makes the transient group.
+rank dies there: "pairs" before the pairs' collectives, "world" after them, "new" before it makes the transient group. With TEST_NCCL_LOG
+the groups are NCCL's (``fake_nccl``), and one more pair is used in the first step only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fake_nccl
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -24,12 +26,17 @@ from tmrun.worker.current import HOLDER
 
 PAIRS = ((0, 1), (2, 3), (1, 3), (0, 2))
 LATE_STEP = 2
+NCCL = "TEST_NCCL_LOG" in os.environ
 
 
 def connections() -> dict[str, list[str]]:
     runtime: Any = HOLDER.runtime
     groups = runtime._process.live.groups
-    return {",".join(map(str, g.ranks)) + "/" + g.name: sorted(inode for _, inode in g.connection.sockets) for g in groups}
+    return {",".join(map(str, g.ranks)) + "/" + g.name: marks(g.connection) for g in groups}
+
+
+def marks(connection: Any) -> list[str]:
+    return [str(connection._backend.serial)] if NCCL else sorted(inode for _, inode in connection.sockets)
 
 
 def total(group: dist.ProcessGroup | None) -> float:
@@ -44,13 +51,16 @@ def main() -> None:  # noqa: C901  a script
     parser.add_argument("--log-losses", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if NCCL:
+        fake_nccl.install()
+    dist.init_process_group("cpu:nccl" if NCCL else "gloo")
     rank, die = dist.get_rank(), Path(os.environ["TEST_DIE"])
     pairs: list[Any] = []
     for ranks in PAIRS:
         group = dist.new_group(list(ranks))
         if rank in ranks:
             pairs.append(group)
+    rare = dist.new_group([2, 3]) if NCCL else None
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -68,6 +78,10 @@ def main() -> None:  # noqa: C901  a script
         with step:
             if not run.rehearsing:
                 time.sleep(0.05)
+            if NCCL and not run.rehearsing:
+                fake_nccl.note(None, f"step {int(step)}")
+            if NCCL and step == 0 and rank in (2, 3):
+                check(total(rare), 2)
             point("pairs")
             for group in pairs + late:
                 check(total(group), 2)

@@ -7,7 +7,7 @@ node's ranks compute so much longer in every step; while the file TEST_SLOW_REHE
 TEST_EXTRA=1 every step has one more collective, before optimizer.step(); with TEST_TAIL=1 one after it, before the scheduler steps.
 TEST_BETWEEN names communication after every step's block, where a rank may die at the point ``between``. At the end every rank writes a
 hash of its part of the parameters into the folder TEST_HASHES. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets``
-for a bad one.
+for a bad one. TEST_BACKEND: instead of gloo; NCCL is a stand-in (``fake_nccl``).
 """
 
 from __future__ import annotations
@@ -195,7 +195,17 @@ def _join(**registered: Any) -> tmrun.Run:
     return run
 
 
+def _use_backend(name: str) -> None:
+    import fake_nccl
+
+    fake_nccl.install()
+    plain = dist.init_process_group
+    dist.init_process_group = lambda _gloo, **kwargs: plain(name, **kwargs)
+
+
 tmrun.join = _join
+if backend := os.environ.get("TEST_BACKEND"):
+    _use_backend(backend)
 _SCRIPT = os.environ.get("TEST_SCRIPT", "gpt_ddp.py")
 runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / _SCRIPT), run_name="__main__")
 if "TEST_HASHES" in os.environ:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -62,8 +63,6 @@ class Plan:
     world: int
     groups: tuple[Group, ...]
     device: torch.device = comm.ANY.device
-    base: Store | None = None
-    """For communicators that find their members in their first collective only; outlives the build."""
 
     def id_of(self, name: str) -> str:
         """Bootstrap id of a communicator of this migration."""
@@ -146,9 +145,8 @@ class Build:
         self._enter(store, candidates, idle)
         rank = self.plan.prepare.rank
         for group in self._to_build(store, candidates, idle):
-            like = Like(self.plan.device, group.options, self._is_pairwise(store, group))
-            lasting = self.plan.base if like.pairwise and self.plan.base is not None else store
-            self.built.groups[group.name] = self._build(lasting, group.kinds, group.name, group.rank, len(group.ranks), group.timeout, like)
+            like = Like(self.plan.device, group.options, self._is_pairwise(store, group), partial(self._lasting, group.name))
+            self.built.groups[group.name] = self._build(store, group.kinds, group.name, group.rank, len(group.ranks), group.timeout, like)
             self.built.ranks[group.name] = group.ranks
         self.built.control = self._build(store, comm.CONTROL, CONTROL, rank, self.plan.world)
         self.built.ranks[CONTROL] = tuple(range(self.plan.world))
@@ -206,6 +204,10 @@ class Build:
         else:
             store.set(self.plan.id_of(f"{name}/go"), "1")
         self.built.transfer = self._build(store, comm.CONTROL, name, place, 2)
+
+    def _lasting(self, name: str) -> comm.LastingStore:
+        client = self._open_store()
+        return client, PrefixStore(self.plan.id_of(name), client)
 
     def _build(
         self, store: Store, kinds: Kinds, name: str, rank: int, size: int, timeout: timedelta = comm.LONG, like: Like = comm.ANY

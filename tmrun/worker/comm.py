@@ -9,7 +9,7 @@ May not know: migrations, torch's process group objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -78,18 +78,34 @@ class Making(Protocol):
         """The handle of what it made, once it is over."""
 
 
+class Client(Protocol):
+    """A client of the job's store."""
+
+    def close(self) -> None:
+        """Make it unusable; wakes a thread that waits in it."""
+
+    def dispose(self) -> None:
+        """Free it; no thread is inside a call."""
+
+
+LastingStore = tuple[Client, Store]
+"""A client, and the part of its store that is meant."""
+
+
 @dataclass(frozen=True)
 class Like:
     """What a communicator should be like, beside its members.
 
     ``device``: the one that this process works on. ``options``: what the script gave to torch for the group (``pg_options``).
     ``pairwise``: members send and receive on their own, outside a batch; where that needs connections of its own, it is not to be
-    squeezed into the group's, which would order sends to different peers after each other.
+    squeezed into the group's, which would order sends to different peers after each other. They are then made when they are needed,
+    by way of a ``lasting`` store, which is the communicator's own from then on.
     """
 
     device: torch.device = _CPU
     options: Any = None
     pairwise: bool = False
+    lasting: Callable[[], LastingStore] | None = None
 
 
 ANY = Like()

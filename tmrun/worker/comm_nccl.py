@@ -32,14 +32,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import graphs, native
 from tmrun.worker.comm_gloo import BUILD_TIMEOUT
 
 if TYPE_CHECKING:
-    from tmrun.worker.comm import Like
+    from tmrun.worker.comm import Client, Like
 
 _Type = dist.ProcessGroup.BackendType
 _MOMENT_S = 0.05
@@ -58,8 +58,8 @@ class Handle:
     certain = True
     on_device = True
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, backend: Any, client: Client | None = None) -> None:
+        self._backend, self._client = backend, client
         self._lock = threading.Lock()
         self._aborting: threading.Thread | None = None
 
@@ -87,8 +87,12 @@ class Handle:
         self.close()
 
     def _abort(self) -> None:
+        if self._client is not None:
+            self._client.close()
         with contextlib.suppress(RuntimeError):  # it took longer than an operation may: nothing else can be done
             self._backend.abort()
+        if self._client is not None:
+            self._client.dispose()
 
     def _ended(self, timeout_s: float) -> bool:
         if self._aborting is None:
@@ -132,8 +136,12 @@ class Nccl:
         reconfigurable = torch_class is getattr(c10d, "ProcessGroupNCCL2", None)
         if reconfigurable:
             options.enable_reconfigure = True
+        client = None
+        if like.pairwise and like.lasting is not None and not reconfigurable:
+            client, lasting = like.lasting()
+            store = PrefixStore(self.NAME, lasting)
         backend = torch_class(store, rank, size, options)
-        handle = Handle(backend)
+        handle = Handle(backend, client)
         try:
             if reconfigurable:
                 native.connect(backend, store, rank, size, BUILD_TIMEOUT)

@@ -34,7 +34,7 @@ def deliver(process: Process, message: wire.Message) -> None:
 def new_build(process: Process, pending: Pending, role: Role) -> Build:
     """A build for a migration, not started yet."""
     live = process.live
-    plan = Plan(pending.prepare, role, process.world, tuple(live.groups), live.device.torch_device, live.base)
+    plan = Plan(pending.prepare, role, process.world, tuple(live.groups), live.device.torch_device)
     return Build(plan, process.live.new_store, partial(_build_changed, process, pending))
 
 

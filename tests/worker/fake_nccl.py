@@ -1,0 +1,80 @@
+"""Stands in for torch's ProcessGroupNCCL, at exactly that boundary: torch's own code makes it, registers it, and calls it from C++.
+
+Underneath is gloo, so ``cpu:nccl`` really communicates, and in ``cpu:gloo,cuda:nccl`` the second backend is there without a GPU. What is
+done to every communicator is written to the folder TEST_NCCL_LOG, a file a process: one JSON line [time, communicator, what, members].
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from tmrun.worker import comm_gloo
+
+UNDEFINED = -(2**31)
+_serial = itertools.count()
+_alive: list[Any] = []
+"""What only C++ holds comes back from it as plain gloo."""
+
+
+class Options:
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self._timeout = timedelta(minutes=10)
+        self.config = SimpleNamespace(blocking=UNDEFINED, min_ctas=UNDEFINED, max_ctas=UNDEFINED, split_share=UNDEFINED, net_name=None)
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = ""
+        self.split_from: Any = None
+        self.split_color = 0
+
+
+class FakeNccl(dist.ProcessGroupGloo):
+    Options = Options
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        assert options.split_from is None, "a communicator that belongs to another one"
+        with comm_gloo.Opened() as self._opened:
+            super().__init__(store, rank, size, options._timeout)
+        self.serial, self.made_with, self._members = next(_serial), options, size
+        _alive.append(self)
+        note(self, "made")
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        note(self, f"initialised on {device}")
+
+    def abort(self) -> None:
+        time.sleep(0.1)  # as long as it takes NCCL
+        self._opened.made.abort()
+        note(self, "aborted")
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        raise AssertionError("a communicator that belongs to another one")
+
+
+def install() -> None:
+    """As if torch had been built with NCCL."""
+    c10d.ProcessGroupNCCL = FakeNccl  # type: ignore[misc]
+    c10d._NCCL_AVAILABLE = True
+
+
+def note(backend: Any, what: str) -> None:
+    folder = os.environ.get("TEST_NCCL_LOG")
+    if folder:
+        with open(Path(folder) / f"{os.getpid()}.txt", "a") as log:
+            serial, members = (backend.serial, backend._members) if backend is not None else (-1, 0)
+            log.write(json.dumps([time.monotonic(), serial, what, members]) + "\n")
+
+
+def notes(folder: Path, pid: int) -> list[tuple[float, int, str, int]]:
+    """What a process wrote."""
+    return [tuple(json.loads(line)) for line in (folder / f"{pid}.txt").read_text().splitlines()]

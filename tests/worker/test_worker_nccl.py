@@ -1,0 +1,332 @@
+"""The NCCL path as far as a machine without a GPU can try it: decisions, environment, and real switches over a stand-in for NCCL."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import fake_nccl
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from cluster import Cluster
+from fake_nccl import FakeNccl, Options, notes
+from nursery import Nursery
+
+from tmrun import wire
+from tmrun.core.errors import WorkerError
+from tmrun.worker import comm, comm_gloo, comm_nccl, graphs, nccl_environment, shim
+from tmrun.worker.comm import Like
+from tmrun.worker.comm_nccl import Handle
+from tmrun.worker.groups import ENV_SWITCH
+from tmrun.worker.shim import ShimSwitch
+from tmrun.worker.slot import SlotSwitch
+
+Make = Callable[..., Cluster]
+Same = Callable[..., None]
+MINUTE = timedelta(minutes=1)
+BOTH = "cpu:gloo,cuda:nccl"
+needs_shim = pytest.mark.skipif(shim.load() is None, reason="run `python -m tmrun.worker.shim` first")
+SWITCHES = ["slot", pytest.param("shim", marks=needs_shim)]
+
+
+@pytest.fixture(autouse=True)
+def with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", FakeNccl, raising=False)
+    monkeypatch.setattr(c10d, "_NCCL_AVAILABLE", True)
+
+
+# -- what torch is told ---------------------------------------------------------------------------------------------------------------
+def test_the_watchdog_may_look_but_not_act() -> None:
+    launched = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_ASYNC_ERROR_HANDLING": "1", "HOME": "/root"}
+    nccl_environment.prepare(launched)
+    assert launched["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == launched["TORCH_NCCL_ENABLE_MONITORING"] == "0"
+    assert launched["TORCH_NCCL_DESYNC_DEBUG"] == "0", "else torch turns error handling on again"
+    assert "NCCL_ASYNC_ERROR_HANDLING" not in launched, "torch reads the old name too"
+    assert launched["NCCL_RUNTIME_CONNECT"] == "1" and launched["HOME"] == "/root"
+    assert nccl_environment.wanted(launched) == {}
+
+
+def test_what_the_user_chose_stays_where_it_does_no_harm() -> None:
+    assert "NCCL_RUNTIME_CONNECT" not in nccl_environment.wanted({"NCCL_RUNTIME_CONNECT": "0"})
+
+
+def test_every_variable_is_one_that_torch_knows() -> None:
+    """The names, in the header that comes with torch."""
+    header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
+    known = header.read_text()
+    ours = [n for n in (*nccl_environment.FORCED, *nccl_environment.OLD_NAMES) if not n.startswith("NCCL_COMM")]
+    assert [name for name in ours if f'"{name}"' not in known] == []
+
+
+def test_options_keep_what_the_script_chose_but_no_ties() -> None:
+    given = Options(is_high_priority_stream=True)
+    given.config.min_ctas, given.config.split_share, given.config.blocking = 4, 1, 0
+    given.split_from, given.group_name = object(), "7"
+    ours = comm_nccl.options_like(FakeNccl, given, MINUTE)
+    assert (ours.is_high_priority_stream, ours.config.min_ctas, ours.group_name, ours._timeout) == (True, 4, "7", MINUTE)
+    untouched = fake_nccl.UNDEFINED
+    assert (ours.config.max_ctas, ours.config.split_share, ours.config.blocking) == (untouched, untouched, untouched)
+    assert ours.split_from is None and ours.config.net_name is None
+    assert comm_nccl.options_like(FakeNccl, None, MINUTE).is_high_priority_stream is False
+
+
+def test_names_of_backends() -> None:
+    assert comm.parts_of(comm.kinds_of("g", BOTH)) == [(comm_gloo, ("cpu",)), (comm_nccl.NCCL, ("cuda",))]
+    assert comm.parts_of(comm.kinds_of("g", "nccl")) == [(comm_nccl.NCCL, ("cuda",))]
+    assert comm.parts_of(comm.kinds_of("g", "gloo")) == [(comm_gloo, ("cpu", "cuda"))]
+    with pytest.raises(WorkerError, match=r"process group g uses gloo, mpi; this version of tmrun can switch gloo, nccl, nccl2 only"):
+        comm.kinds_of("g", "cpu:gloo,cuda:mpi")
+
+
+def test_a_torch_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(c10d, "ProcessGroupNCCL")
+    with pytest.raises(WorkerError, match="has no nccl backend"):
+        comm_nccl.class_of("nccl")
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL2", dict, raising=False)
+    assert comm_nccl.class_of("nccl2") is dict
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
+    assert comm_nccl.class_of("nccl") is dict
+
+
+def test_detailed_debugging_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    with pytest.raises(WorkerError, match="use INFO or leave it out"), comm.making(comm.kinds_of("g", BOTH)):
+        pass
+
+
+# -- aborting -------------------------------------------------------------------------------------------------------------------------
+class Slow:
+    """A backend whose abort waits: for another one's, as kernels queued behind each other do."""
+
+    def __init__(self, after: threading.Event | None = None, error: str = "") -> None:
+        self.after, self.error, self.aborted, self.calls = after, error, threading.Event(), 0
+
+    def abort(self) -> None:
+        self.calls += 1
+        if self.after is not None:
+            assert self.after.wait(20)
+        self.aborted.set()
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+def test_an_abort_keeps_nobody_waiting_and_happens_once() -> None:
+    gate = threading.Event()
+    slow = Slow(gate)
+    handle = Handle(slow)
+    assert not handle.quiet(), "nobody aborted it"
+    began = time.monotonic()
+    assert (handle.abort(), handle.abort()) == (1, 0)
+    assert time.monotonic() - began < 1 and not handle.quiet()
+    gate.set()
+    handle.vacate()
+    assert handle.quiet() and slow.calls == 1
+
+
+def test_memory_is_given_back_by_all_at_once() -> None:
+    """One that waits for a later one must not keep it from being told."""
+    second = Slow()
+    first = Slow(second.aborted)
+    comm.vacate([comm.joined([comm_gloo.Connections(), Handle(first)]), Handle(second)])
+    assert first.aborted.is_set() and second.aborted.is_set()
+
+
+def test_an_abort_that_torch_gives_up_is_over() -> None:
+    handle = Handle(Slow(error="abort timed out"))
+    handle.vacate()
+    assert handle.quiet()
+
+
+# -- building -------------------------------------------------------------------------------------------------------------------------
+def test_a_group_whose_members_pair_up_initialises_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_NCCL_LOG", str(tmp_path))
+    kinds = comm.kinds_of("g", "cpu:nccl")
+    made = [comm.build(kinds, dist.HashStore(), 0, 1, MINUTE, Like(torch.device("cpu"), None, pairwise)) for pairwise in (False, True)]
+    assert [what for *_, what, _ in notes(tmp_path, threading.main_thread().native_id or 0)] == ["made", "initialised on cpu", "made"]
+    backend: Any = made[0].backends["cpu"]
+    assert backend.made_with.config.blocking == 1
+
+
+def test_what_was_begun_is_aborted_when_initialising_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted = threading.Event()
+
+    class Lost(FakeNccl):
+        def eager_connect_single_device(self, device: torch.device | None) -> None:
+            raise dist.DistBackendError("remote process exited or there was a network error")
+
+        def abort(self) -> None:
+            aborted.set()
+
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", Lost)
+    with pytest.raises(dist.DistBackendError):
+        comm.build(comm.kinds_of("g", "cpu:gloo,cuda:nccl"), dist.HashStore(), 0, 1, MINUTE)
+    assert aborted.wait(10)
+
+
+# -- one group, two backends ----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def world() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group(BOTH, store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def new(kinds: comm.Kinds) -> comm.Communicator:
+    return comm.build(kinds, dist.HashStore(), 0, 1, MINUTE)
+
+
+@pytest.mark.parametrize("how", SWITCHES)
+def test_each_device_has_its_own_backend_replaced(world: dist.ProcessGroup, how: str) -> None:
+    kinds = comm.kinds_of("w", BOTH)
+    switch: Any = SlotSwitch(world, kinds, fake=False) if how == "slot" else ShimSwitch(shim.load(), world, kinds, fake=False)
+    name = world.group_name
+    for _ in range(3):
+        made = new(kinds)
+        assert type(made.backends["cpu"]) is dist.ProcessGroupGloo and type(made.backends["cuda"]) is FakeNccl
+        switch.install(made.backends)
+        ones = torch.ones(2)
+        dist.all_reduce(ones)
+        assert ones.tolist() == [1.0, 1.0] and world.group_name == name
+        behind = [world._get_backend(torch.device(device)) for device in ("cpu", "cuda")]
+        if how == "slot":
+            assert behind == [made.backends["cpu"], made.backends["cuda"]]
+        else:
+            assert [b.name() for b in behind] == ["gloo", made.backends["cuda"].name()]
+            assert switch.idle == (1, 0)
+    if how == "slot":
+        assert switch.room == (240 - 6) // 2
+
+
+@needs_shim
+def test_what_is_queued_counts_as_done_only_when_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("cpu:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.group.WORLD is not None
+        switch = ShimSwitch(shim.load(), dist.group.WORLD, comm.kinds_of("w", "cpu:nccl"), fake=False)
+        assert switch.idle == (0,) and not switch.pairwise
+        dist.all_reduce(torch.ones(1))
+        assert (switch.idle, switch.settled, switch.started) == (None, False, 1)
+        switch.complete()
+        assert (switch.idle, switch.settled) == ((1,), True)
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        assert work is not None
+        work.wait()
+        assert switch.idle is None
+    finally:
+        dist.destroy_process_group()
+
+
+# -- graphs ---------------------------------------------------------------------------------------------------------------------------
+def test_a_graph_with_collectives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def capture_begin(self, pool: object = None) -> None:
+            pass
+
+        def capture_end(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    started = [3]
+    graphs.guard(lambda: started[0])
+    graph = Graph()
+    graph.capture_begin(pool=None)
+    assert not graphs.wait_for_capture(0), "whoever prepares communicators waits"
+    graph.capture_end()
+    assert graphs.wait_for_capture(0)
+    graph.capture_begin()
+    started[0] += 1
+    with pytest.raises(WorkerError, match="captured with collectives in it"):
+        graph.capture_end()
+    assert graphs.wait_for_capture(0)
+
+
+# -- whole jobs -----------------------------------------------------------------------------------------------------------------------
+MANY = Path(__file__).with_name("many_groups.py")
+
+
+def test_a_drain_then_a_crash(tmp_path: Path, nursery: Nursery) -> None:
+    """Only what has to be replaced is touched; and what is replaced gives its memory back before the next one is used."""
+    if shim.load() is None:
+        pytest.skip("run `python -m tmrun.worker.shim` first")
+    die, log = tmp_path / "die", tmp_path / "nccl"
+    die.mkdir()
+    log.mkdir()
+    environment = {"TEST_DIE": str(die), "TEST_NCCL_LOG": str(log), ENV_SWITCH: "shim", "TMRUN_TEST_RETIRE_S": "0"}
+    job = Cluster(tmp_path, 4, ["--steps", "40"], environment, MANY)
+    job.nursery = nursery
+    try:
+        drained, healed = job.standby(3), job.standby(1)
+        job.start()
+        job.reach(6)
+        stop = job.drain(3, drained)
+        job.reach(stop + 2)
+        (die / "world-1").touch()
+        job.died(1)
+        (die / "world-1").unlink()
+        target = job.heal({1: healed})
+        job.finish()
+        kept = {rank: set(job.expect(job.ranks[rank], wire.Prepared, migration=2).kept) for rank in (0, 2, 3)}
+        assert kept[0] == set() and len(kept[2]) == len(kept[3]) == 1, "the pair that this step did not use"
+        for rank in (0, 2):
+            told = notes(log, job.ranks[rank].pid)
+            assert_frees_before_use(told, stop, drained=True)
+            assert_frees_before_use(told, target, drained=False)
+            seen = used(job, rank)
+            before, after, lost, found = seen[stop - 1], seen[stop], seen[target - 1], seen[target]
+            assert {n for n in before if before[n] != after[n]} == {n for n in after if "3" in ranks_of(n)}
+            assert {n for n in lost if lost[n] == found[n]} == {n for n in found if name(n) in kept[rank]}
+            aborted = {serial for _, serial, what, _ in told if what == "aborted"}
+            assert not aborted & {int(marks[0]) for marks in seen[39].values()}, "what is in use to the end was never aborted"
+    finally:
+        job.close()
+
+
+def used(job: Cluster, rank: int) -> dict[int, dict[str, list[str]]]:
+    import json
+
+    lines = (job.losses / f"groups{rank}.txt").read_text().splitlines()
+    return {step: groups for step, _, groups in map(json.loads, lines)}
+
+
+def ranks_of(group: str) -> list[str]:
+    return group.split("/")[0].split(",")
+
+
+def name(group: str) -> str:
+    return group.split("/")[1]
+
+
+def assert_frees_before_use(told: list[tuple[float, int, str, int]], step: int, *, drained: bool) -> None:
+    """Around a switch: new ones were initialised, then old ones aborted, then the step ran. In a drain the first happens in the steps
+    before."""
+    begins = [i for i, (_, _, what, _) in enumerate(told) if what == f"step {step}"]
+    at = begins[-1]
+    before = next(i for i in range(at - 1, -1, -1) if told[i][2].startswith("step"))
+    within = [what for _, _, what, _ in told[before:at]]
+    assert "aborted" in within, within
+    if drained:
+        earlier = [what for _, _, what, _ in told[:before]]
+        assert any(what.startswith("initialised") for what in earlier), "prepared while training went on"
+    first_use = told[at][0]
+    old = {serial: t for t, serial, what, _ in told[before:at] if what == "aborted"}
+    assert all(t < first_use for t in old.values())
+
+
+@pytest.mark.parametrize(("backend", "how"), [pytest.param("cpu:nccl", "shim", marks=needs_shim), (BOTH, "slot")])
+def test_training_is_bitwise_the_same(cluster: Make, same: Same, nursery: Nursery, backend: str, how: str) -> None:
+    job = cluster(2, TEST_BACKEND=backend, TMRUN_SWITCH=how, TEST_PACE_S="0.05", TMRUN_TEST_KILL="0:14:backward")
+    job.nursery = nursery
+    drained, healed = job.standby(1), job.standby(0)
+    job.start()
+    job.reach(4)
+    job.drain(1, drained)
+    job.died(0)
+    assert job.heal({0: healed}) == 14
+    same(job, unlogged=((0, 14),))
