@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from nursery import Nursery
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm, comm_gloo, comm_nccl, graphs, nccl_environment, shim
+from tmrun.worker import comm, comm_gloo, comm_nccl, graphs, native, nccl_environment, shim
 from tmrun.worker.comm import Like
 from tmrun.worker.comm_nccl import Handle
 from tmrun.worker.groups import ENV_SWITCH
@@ -167,6 +168,22 @@ def test_what_was_begun_is_aborted_when_initialising_fails(monkeypatch: pytest.M
     with pytest.raises(dist.DistBackendError):
         comm.build(comm.kinds_of("g", "cpu:gloo,cuda:nccl"), dist.HashStore(), 0, 1, MINUTE)
     assert aborted.wait(10)
+
+
+@pytest.mark.skipif(not hasattr(torch._C._distributed_c10d, "ReconfigureOptions"), reason="torch reconfigures from 2.14 on")
+def test_initialised_by_torchs_own_reconfiguration() -> None:
+    """Over gloo's implementation of it."""
+    store = dist.HashStore()
+
+    def end(rank: int) -> list[float]:
+        backend: Any = dist.ProcessGroupGloo(dist.PrefixStore("g", store), rank, 2, timeout=MINUTE, enable_reconfigure=True)  # type: ignore[call-arg]
+        native.connect(backend, dist.PrefixStore("h", store), rank, 2, MINUTE)
+        numbers = torch.ones(2) * (rank + 1)
+        backend.allreduce([numbers]).wait()
+        return numbers.tolist()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(end, range(2))) == [[3.0, 3.0], [3.0, 3.0]]
 
 
 # -- one group, two backends ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,116 @@
+"""On a device operations are queued: what has to have run before a step is said to be complete, and before it is run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cluster import Cluster
+from nursery import Nursery
+
+from tmrun.worker import device, live, shim
+from tmrun.worker.live import Live
+from tmrun.worker.process import VoteBroken
+from tmrun.worker.runtime import Runtime
+
+Make = Callable[..., Cluster]
+Same = Callable[..., None]
+QUEUED = Path(__file__).with_name("queued.py")
+
+
+def voter(order: list[str], complete: Callable[[], object]) -> Runtime:
+    """As much of a runtime as holds a vote."""
+    process = SimpleNamespace(
+        live=SimpleNamespace(complete=complete, control=SimpleNamespace(backend=None)),
+        note_hidden=lambda: order.append("asked for failures"),
+        board=SimpleNamespace(failure=None, drain=None),
+        trouble=None,
+        snapshots=SimpleNamespace(held=-1, every=lambda _: 1),
+        pace=SimpleNamespace(step_s=0.0),
+        pulse=SimpleNamespace(voting=nullcontext),
+        ledger=SimpleNamespace(vote=lambda *_: order.append("voted")),
+        rank=0,
+        who=SimpleNamespace(local_world=1),
+        state=None,
+    )
+    runtime = Runtime.__new__(Runtime)
+    runtime._process, runtime._fault = process, None  # type: ignore[assignment]
+    return runtime
+
+
+def test_the_device_has_run_everything_before_anybody_votes() -> None:
+    order: list[str] = []
+    voter(order, lambda: order.append("synchronized"))._hold_vote(SimpleNamespace(number=3))  # type: ignore[arg-type]
+    assert order == ["synchronized", "asked for failures", "voted"]
+
+
+def test_who_cannot_say_that_it_has_does_not_vote() -> None:
+    order: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with pytest.raises(VoteBroken, match="the device failed: CUDA error"):
+        voter(order, fail)._hold_vote(SimpleNamespace(number=3))  # type: ignore[arg-type]
+    assert order == []
+
+
+class Broken(device.Cpu):
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def synchronize(self) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+
+def test_a_device_that_is_lost_for_good_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its context is broken: nothing in the process can mend that, another process can. An error that is over is only an error."""
+    said: list[str] = []
+    monkeypatch.setattr(live, "fence", said.append)
+    one = Live(who=SimpleNamespace(rank=4), switching=SimpleNamespace(), device=Broken(1))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        one.complete()
+    assert said == [] and not one.waits_for_device
+    one.device = Broken(1 << 30)
+    with pytest.raises(RuntimeError):
+        one.complete()
+    assert said == ["rank 4 has lost its device: CUDA error: an illegal memory access was encountered"]
+
+
+def test_what_was_aborted_does_not_count_as_complete() -> None:
+    completed: list[bool] = []
+    one = Live(who=SimpleNamespace(rank=0), switching=SimpleNamespace())  # type: ignore[arg-type]
+    one.groups.complete = lambda: completed.append(True)  # type: ignore[method-assign]
+    one.complete()
+    one._lost = True
+    one.complete()
+    assert completed == [True]
+
+
+def test_where_the_tensors_are() -> None:
+    assert type(device.of([])) is type(device.of([torch.ones(1)])) is device.Cpu
+    gpu: Any = SimpleNamespace(device=torch.device("cuda", 3))
+    found = device.of([torch.ones(1), gpu])
+    assert found.torch_device == torch.device("cuda", 3)
+
+
+@pytest.mark.parametrize("how", ["slot", pytest.param("shim", marks=pytest.mark.skipif(shim.load() is None, reason="not built"))])
+def test_garbage_that_says_nothing_reaches_no_parameter(cluster: Make, same: Same, nursery: Nursery, how: str) -> None:
+    """Rank 1 dies right after it voted, while rank 0's reduction may still run; then a death in the middle, told by an error or not."""
+    environment = {"TMRUN_SWITCH": how, "TEST_LAG_S": "0.2", "TMRUN_TEST_KILL": "1:6:after_vote,0:12:backward"}
+    job = cluster(2, QUEUED, **environment, **({"TEST_LOUD": "1"} if how == "shim" else {}))
+    job.nursery = nursery
+    first, second = job.standby(1), job.standby(0)
+    job.start()
+    job.died(1)
+    assert job.heal({1: first}) == 7
+    job.died(0)
+    assert job.heal({0: second}) == 12
+    same(job, unlogged=((1, 6), (0, 12)))
