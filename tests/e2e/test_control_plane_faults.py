@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import time
 
@@ -48,6 +49,9 @@ def test_the_store_is_away_for_ten_lease_times(lab: Lab, oracle: Oracle) -> None
     for _ in range(3):
         time.sleep(AWAY_S / 3)
         seen.append(min(len(steps) for steps in lab.read_losses().values()))
+    lost = lab.cli("status")
+    assert lost.returncode == 6 and "STORE_LOST: " in lost.stdout, lost
+    assert re.search(r"unknown \(the workers of this machine are in step \d+; all ranks lived \d+\.\d s ago\)", lost.stdout), lost
     os.kill(etcd, signal.SIGCONT)
     assert all(a + 3 < b for a, b in itertools.pairwise(seen)), f"steps done, every {AWAY_S / 3:.0f} s without a store: {seen}"
     after = lab.trains(before["step"] + 20)
@@ -55,6 +59,9 @@ def test_the_store_is_away_for_ten_lease_times(lab: Lab, oracle: Oracle) -> None
     assert after["step"] > before["step"]
     final = lab.status()
     assert pids_of(final) == pids_of(before), lab.output()
+    told = lab.output()
+    assert told.count("training goes on while its steps do") == told.count("the store answers again") == 1, told
+    assert "watch on" not in told and "keep-alive" not in told, "retries are nobody's business"
     assert lab.finish() == 0
     assert_exact(lab, oracle)
 

@@ -22,7 +22,7 @@ from tmrun.core.decision import Timers
 from tmrun.core.errors import StoreUnavailable
 from tmrun.core.heard import Heard
 from tmrun.core.membership import Job
-from tmrun.core.model import End, Host, JobState, Lag, Leader, Run
+from tmrun.core.model import Done, End, Host, JobState, Lag, Leader, Progress, Run
 from tmrun.store.memory import MemoryStore
 from tmrun.tui import views
 
@@ -68,6 +68,17 @@ def test_an_agent_tells_of_it_seldom() -> None:
             changes.append(now)
         told = now
     assert changes == [0.21, 0.9, 0.3, 0.0]
+
+
+def test_a_job_that_stands_still_is_not_healthy() -> None:
+    def at(age_s: float, step_s: float, **more: Any) -> list[str]:
+        told = [Progress(Host(h), 7, step_s, 1000.0 - age_s - i, epoch=1) for i, h in enumerate(("a", "b"))]
+        return list(found(running(LEADER), progress=told, now=1000.0, **more))
+
+    assert at(59.0, 0.5) == [] and at(61.0, 0.5) == ["NO_PROGRESS"]
+    assert at(99.0, 5.0) == [] and at(101.0, 5.0) == ["NO_PROGRESS"]
+    ending = running(LEADER, (KEYS.done(1), Done(1, 1)))
+    assert found(ending, progress=[Progress(Host("a"), 7, 0.5, 1.0, epoch=1)], now=1000.0) == {}
 
 
 # -- a migration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -67,7 +68,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
         labels = {"rack": "r1"} if host in ACTIVE else {}
         member = Member(Host(host), seat(host).incarnation, f"10.0.0.{host[4:]}", 1, "1", warm=host in STANDBY, labels=labels)
         records[KEYS.member(host)] = member
-        records[KEYS.progress(host)] = Progress(Host(host), 60, 0.1, 1000.0, epoch=2)
+        records[KEYS.progress(host)] = Progress(Host(host), 60, 0.1, time.time(), epoch=2)
     for slot, host in enumerate(ACTIVE):
         records[KEYS.run(slot)] = Run(slot, Host(host), seat(host).incarnation, 2, (11, 12), True)
     for rank in range(6):
@@ -132,6 +133,14 @@ def test_nodes_can_be_filtered_and_named(tmrun: Any) -> None:
     tmrun("cordon", "node10", "--reason", "noisy neighbour")
     told = tmrun("nodes", "-R")
     assert "standby,cordoned" in told.out and "noisy neighbour" in told.out
+
+
+def test_in_a_pipe_nothing_is_wrapped(tmrun: Any) -> None:
+    why = " ".join(["because"] * 60)
+    tmrun("cordon", "node10", "--reason", why)
+    lines = tmrun("nodes").out.splitlines()
+    assert len(lines) == 1 + len(ACTIVE) + len(STANDBY) and any(line.endswith(why) for line in lines)
+    assert all(line == line.rstrip() for line in lines)
 
 
 def test_events_in_the_order_of_time(tmrun: Any) -> None:

@@ -139,12 +139,33 @@ def test_status_of_few_is_a_table_of_many_a_grid() -> None:
     assert len(many) < 60 and any("node500 down" in line for line in many)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_history_and_nodes_lose_nothing_on_a_narrow_screen(width: int) -> None:
+    why = "node1 rank 2: killed by SIGKILL: perhaps out of memory; `dmesg` on this host knows"
+    lines = render(views.history_view([{**ROW, "reason": why}], width), width)
+    text = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width and "…" not in text
+    assert all(word in text for word in ("node7", "node63", "24-31", "88231", "0.95", *why.split()))
+    assert ("pause_s" in text) == (width >= 120), "a table where there is room for one"
+    if width >= 80:
+        told = render(views.nodes_table([node(0), node(1, "failed", why)]), width)
+        assert all(any(word in line for line in told) for word in ("node1", "failed", "8-15", "88231", *why.split()))
+
+
+def test_only_a_job_that_trains_is_called_healthy() -> None:
+    for state, healthy in (("running", True), ("recovering", False), ("migrating", False), ("succeeded", False), ("rendezvous", False)):
+        assert [line.plain for line in views.health({**job(8), "state": state})] == (["healthy"] if healthy else [])
+
+
 def test_a_paused_job_a_silent_store_and_an_open_request_are_shown() -> None:
     paused = {**job(8), "state": "paused", "paused": {"reason": "debugging"}, "checks": [condition("PAUSED", "automatic ...")]}
     paused["requests"] = [{"id": "d-1", "verb": "drain", "nodes": ["node1"], "reason": "ECC", "force_after_s": 600.0}]
     silent = views.stale(views.stale(paused, 11.0, ""), 12.0, "the workers of this machine are in step 9")
     text = "\n".join(render(views.top(Screen(silent), 120, 24, Ui()), 120))
-    assert "AUTOMATION PAUSED" in text and "STORE_LOST: no answer for 12 s, this was last known; the workers of this machine are in" in text
+    assert (
+        "AUTOMATION PAUSED" in text
+        and "STORE_LOST: no answer for 12 s, all below is what was last known; the workers of this machine are in" in text
+    )
     assert text.count("STORE_LOST") == 1
     assert "open request d-1: drain node1 (ECC), by force after 10 min" in "\n".join(render(views.status_view(paused), 120))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tmrun.cli import jobs, options, read
-from tmrun.tui import views
+from tmrun.tui import live, views
 
 
 @click.command("history", short_help="One line an epoch: cause, who left and joined, the pause by phases.")
@@ -23,4 +23,4 @@ def command(job_id: str | None, job: str | None, etcd: str | None, output: str) 
     if output in ("json", "yaml"):
         options.emit({"job": name, "history": rows}, output)
     else:
-        views.show(views.history_table(rows))
+        views.show(views.history_view(rows, live.width(views.PIPE)))

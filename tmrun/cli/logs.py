@@ -19,6 +19,7 @@ from tmrun.core.model import Host
 
 _LOOK_S = 0.5
 TAIL = 200
+_HINT = "launch with --log-dir DIR (or -r 3) to have the workers' output in files"
 
 
 @dataclass
@@ -58,15 +59,13 @@ def command(what: str | None, job: str | None, etcd: str | None, follow: bool, l
         host, rank = _chosen(current, what, first_failure)
         found = sources(connection, current, host, rank)
         if not found:
-            raise NotFoundError(
-                f"no logs of {host} on this machine: run this on {host}, and launch with --log-dir DIR (or -r 3) to have output in files"
-            )
+            raise NotFoundError(f"no logs of {host} on this machine: run this on {host}; {_HINT}")
         told = [(source, source.news()) for source in found]
         for source, lines in told:
             _show(source, lines if last is None else lines[len(lines) - last :])
         if not any(lines for _, lines in told):
             where = ", ".join(sorted({str(source.path.parent) for source in found}))
-            click.echo(f"tmrun: the workers of {host} have written nothing yet (files in {where})", err=True)
+            click.echo(f"tmrun: nothing is in the files of {host} yet ({where}); {_HINT}", err=True)
         while follow and connection.read().end is None:
             time.sleep(_LOOK_S)
             for source in found:

@@ -14,9 +14,9 @@ from tmrun.core.checks import Grade
 from tmrun.core.decision import Timers
 from tmrun.core.heard import Heard
 from tmrun.core.membership import Job
-from tmrun.core.model import NodeState, Operation
+from tmrun.core.model import JobState, NodeState, Operation
 from tmrun.core.plural import many, some
-from tmrun.core.states import known_hosts, node_state
+from tmrun.core.states import job_state, known_hosts, node_state
 
 WHAT_TO_DO: dict[str, tuple[Grade, str]] = {
     "STORE_LOST": (Grade.BAD, "training goes on while its steps do, but nobody can be replaced; `tmrun doctor` looks at each etcd"),
@@ -31,6 +31,7 @@ WHAT_TO_DO: dict[str, tuple[Grade, str]] = {
         Grade.WARN,
         "replaced when it must have ended its workers; at once by `tmrun replace NODE`, if it is surely off",
     ),
+    "NO_PROGRESS": (Grade.WARN, "`tmrun top`, `tmrun logs NODE`; the next one may be long, else `tmrun replace NODE` takes one out"),
     "STANDBY_LOW": (Grade.WARN, "start another host with the same command, or `tmrun undrain` one"),
     "STANDBY_COLD": (Grade.WARN, "wait; `tmrun nodes` says what it does"),
     "STORE_SLOW": (
@@ -48,6 +49,9 @@ SLOW_S = 0.2
 """An answer of the store that takes longer is slow. It is measured beside a running job, so it is above what ``doctor`` calls slow."""
 FAST_S = 0.1
 """What was slow is so until answers are as quick as this."""
+STILL_S = 60.0
+STILL_STEPS = 20
+"""So many usual steps, and a minute, without one."""
 STUCK_S = 30.0
 """A migration that takes longer is worth a look, if no lease is being waited for ..."""
 STUCK_SHARE = 2.0
@@ -63,7 +67,16 @@ def of(job: Job, heard: Heard | None = None) -> list[dict[str, Any]]:
     if job.end is not None:
         return []
     heard = heard or Heard()
-    rules = (_standbys(job), _vanished(job), _store(job, heard), _migration(job, heard), _requests(job), _people(job), _slow(job, heard))
+    rules = (
+        _standbys(job),
+        _vanished(job),
+        _store(job, heard),
+        _migration(job, heard),
+        _requests(job),
+        _people(job),
+        _slow(job, heard),
+        _still(job, heard),
+    )
     found = [condition(code, text) for rule in rules for code, text in rule]
     return sorted(found, key=lambda c: list(WHAT_TO_DO).index(c["code"]))
 
@@ -177,3 +190,13 @@ def _slow(job: Job, heard: Heard) -> Found:
     busy = {host: told.busy_s for host, told in progress.of_seats(job, heard.progress).items()}
     for host, ratio in straggler.ratios(busy).items():
         yield "NODE_SLOW", f"{host} computes {ratio:.2f} times as long as the others"
+
+
+def _still(job: Job, heard: Heard) -> Found:
+    """Nobody has begun a step for long, whoever looks for hangs. By wall clocks, as ages are."""
+    told = progress.of_seats(job, heard.progress).values()
+    if not told or not heard.now or not all(p.time for p in told) or job.done or job_state(job)[0] is not JobState.RUNNING:
+        return
+    age_s, usual_s = heard.now - max(p.time for p in told), max(p.step_s for p in told)
+    if age_s > max(STILL_S, STILL_STEPS * usual_s):
+        yield "NO_PROGRESS", f"no step has begun for {age_s:.0f} s, by the clocks of the nodes and of this host; usual are {usual_s:.2f} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,10 @@ from tmrun.tui.styles import BAD, DIM, GOOD, JOB_STYLE, STYLE, TITLE, WARN, clip
 from tmrun.tui.ui import HELP, Ui
 
 Value = Mapping[str, Any]
+PIPE = 10_000
+"""Columns: more than any line has."""
+_LAST = "REASON"
+"""The column that gives way where it is narrow."""
 TABLE_LIMIT = 40
 """Nodes that ``status`` still shows a line each."""
 
@@ -38,16 +43,20 @@ class Screen:
 
 
 def show(renderable: RenderableType, console: Console | None = None) -> None:
-    """Print to stdout; as wide as the terminal, or as needed in a pipe."""
+    """Print to stdout; as wide as the terminal. In a pipe nothing is wrapped: a node, an epoch, a check is a line."""
     console = console or Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200, file=console.file, no_color=True)
-    console.print(renderable)
+    if console.is_terminal:
+        console.print(renderable)
+        return
+    whole = Console(highlight=False, width=PIPE, file=io.StringIO(), no_color=True)
+    with whole.capture() as captured:
+        whole.print(renderable)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def stale(status: Value, silent_s: float, seen: str) -> Value:
     """What was last known, said to be so. ``seen``: what is known without the store."""
-    lost = conditions.condition("STORE_LOST", f"no answer for {seconds(silent_s)}, this was last known; {seen}")
+    lost = conditions.condition("STORE_LOST", f"no answer for {seconds(silent_s)}, all below is what was last known; {seen}")
     return {**status, "checks": [lost, *(c for c in status["checks"] if c["code"] != lost["code"])]}
 
 
@@ -79,11 +88,10 @@ def numbers(status: Value) -> Text:
 
 
 def health(status: Value) -> list[Text]:
-    """``healthy``, or a line a check."""
+    """A line a check; ``healthy`` when the job trains and there is none."""
     if status["checks"]:
         return [Text.assemble((c["code"], _GRADE[c["grade"]]), f": {c['text']}", (f"; {c['advice']}", DIM)) for c in status["checks"]]
-    ended = status["exit_code"] is not None
-    return [] if ended else [Text("healthy", GOOD)]
+    return [Text("healthy", GOOD)] if status["state"] == "running" else []
 
 
 def status_view(status: Value, width: int = 100, *, wide: bool = False) -> RenderableType:
@@ -107,7 +115,7 @@ def status_view(status: Value, width: int = 100, *, wide: bool = False) -> Rende
 def _plain_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style=TITLE)
     for name in columns:
-        table.add_column(name, no_wrap=True, justify="right" if name.endswith("_s") else "left")
+        table.add_column(name, no_wrap=name != _LAST, justify="right" if name.endswith("_s") else "left")
     return table
 
 
@@ -132,6 +140,18 @@ def nodes_table(nodes: Sequence[Value], *, wide: bool = False) -> Table:
         cells += [n["address"] or "-", ",".join(map(str, n["pids"])) or "-"] if wide else []
         table.add_row(*cells, "; ".join(x for x in (n["reason"], n["cordon_reason"] if cordoned else "") if x))
     return table
+
+
+def history_view(rows: Sequence[Value], width: int) -> RenderableType:
+    """One line an epoch; where that is too narrow for a table, as it is told elsewhere."""
+    table = history_table(rows)
+    if Console(width=PIPE, file=io.StringIO()).measure(table).minimum <= width:
+        return table
+    lines = []
+    for r in rows:
+        lines.append(Text.assemble(timeline.line(r), f" at step {r['step']}" if r["step"] else ""))
+        lines += [Text(f"  {r['reason']}", DIM)] if r["reason"] else []
+    return Group(*lines)
 
 
 def history_table(rows: Sequence[Value]) -> Table:
@@ -169,8 +189,8 @@ def foresight_view(plan: Value) -> RenderableType:
 def top(screen: Screen, width: int, height: int, ui: Ui) -> Group:
     """The full screen, exactly ``height`` lines: what is wrong comes first and is never pushed out, events get what is left."""
     head = [headline(screen.status), numbers(screen.status)]
-    checks = health(screen.status)[: max(1, height // 6)]
-    room = height - _fixed(screen, height)
+    checks = _checks(screen, width, height)
+    room = height - _fixed(screen, width, height)
     body = {"events": _events, "help": _help, "logs": _logs, "details": _details}.get(ui.page, _overview)(screen, width, room, ui)
     lines = [*head, *checks, *body[:room]]
     lines += [Text()] * (height - 1 - len(lines))
@@ -202,12 +222,23 @@ def _above(screen: Screen, width: int, room: int) -> tuple[list[Text], int]:
 
 def columns(screen: Screen, width: int, height: int) -> int:
     """How many nodes the grid of this screen has in a line."""
-    room = height - _fixed(screen, height)
+    room = height - _fixed(screen, width, height)
     return grids.columns(screen.status["nodes"], width, _above(screen, width, room)[1])
 
 
-def _fixed(screen: Screen, height: int) -> int:
-    return 3 + len(health(screen.status)[: max(1, height // 6)])
+def _fixed(screen: Screen, width: int, height: int) -> int:
+    return 3 + len(_checks(screen, width, height))
+
+
+def _checks(screen: Screen, width: int, height: int) -> list[Text]:
+    """The worst first, wrapped once each as far as there is room: what to do comes last in a line."""
+    lines: list[Text] = []
+    for check in health(screen.status):
+        lines += check.wrap(_WRAPS, width)[:2]
+    return lines[: max(1, height // 6)]
+
+
+_WRAPS = Console(file=io.StringIO())
 
 
 def _migration(screen: Screen, width: int, room: int) -> list[Text]:
@@ -232,7 +263,7 @@ def _help(screen: Screen, width: int, room: int, ui: Ui) -> list[Text]:
 
 
 def _logs(screen: Screen, width: int, room: int, ui: Ui) -> list[Text]:
-    lines = screen.logs or ["no log of this node can be read on this machine"]
+    lines = screen.logs or [f"this machine has no log of {ui.selected}: look on the node itself, and launch with --log-dir DIR (or -r 3)"]
     return [_rule(f"log of {ui.selected}", width), *(Text(clip(line, width)) for line in lines[1 - room :])]
 
 
