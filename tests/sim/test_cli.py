@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -80,19 +82,61 @@ def test_size_checked_by_simulation(capsys: pytest.CaptureFixture[str]) -> None:
         (("simulate", "--nodes", "many"), "--nodes 'many': expected whole numbers, such as 1024 or 128,1024,8192"),
         (("simulate", "--nodes", "1"), "--nodes 1: expected 2 to 16384"),
         (("simulate", "--days", "0"), "--days 0: expected a number above 0"),
-        (("simulate", "--standby", "6%,lots"), "--standby 'lots': expected a number of nodes (2) or a share of --nnodes (6%)"),
+        (("simulate", "--standby", "6%,lots"), "--standby 'lots': expected a number of nodes (2) or a share of the nodes (6%)"),
         (("simulate", "--strategies", "hope"), "--strategies 'hope': no such strategy; known: tmrun, checkpoint-restart"),
         (("simulate", "--failures", "nobody"), "--failures 'nobody': no such file, and not one of bytedance"),
         (("simulate", "--trace", "/nowhere.csv"), "/nowhere.csv: cannot be read: No such file or directory"),
         (("simulate", "--nodes", "8,16", "--trace", "x"), "--trace, --write-trace and --mttf belong to one size: give a single --nodes"),
+        (("simulate", "--standby", "-1"), "--standby '-1': expected a number of nodes"),
+        (("simulate", "--nodes", "8", "--standby", "9"), "--standby 9: 9 standbys for 8 nodes; expected at most one for each"),
+        (("simulate", "--nodes", "8", "--replicas", "9"), "--replicas 9: expected 1 (fully sharded) to the number of nodes (8)"),
+        (("simulate", "--nodes", "8", "--mttf", "inf"), "--mttf inf: expected hours above 0, at most 1,000,000,000"),
+        (
+            ("simulate", "--nodes", "8", "--mttf", "1e-5"),
+            "about 16,800,000 faults in 7 days, more than the 200,000 that are simulated: give",
+        ),
+        (("simulate", "--plot", "/proc/none"), "--plot /proc/none: the folder cannot be made: "),
+        (("simulate", "--png"), "--png says in which form pictures are written: give --plot FOLDER too"),
+        (("simulate", "--costs", "papers"), "--costs 'papers': no such file, and not one of measured, paper"),
         (("size", "--nodes", "64", "--mttf", "-1"), "--mttf -1: expected hours above 0"),
-        (("size", "--nodes", "64", "--warm", "nan"), "--warm nan: expected seconds, a number >= 0"),
+        (("size", "--nodes", "64", "--warm", "nan"), "--warm nan: expected seconds, 0 to 1,000,000,000"),
+        (("size", "--nodes", "64", "--standby", "many"), "--standby 'many': expected a number of nodes (2) or a share of the nodes (6%)"),
+        (("size", "--nodes", "-4"), "--nodes -4: expected 2 to 16384"),
         (("size",), "missing option '--nodes'; see `tmrun size --help`"),
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], args: tuple[str, ...], said: str) -> None:
     code, out, err = tmrun(capsys, *args)
     assert (code, out) == (2, "") and err.startswith(f"tmrun: {said}") and err.count("\n") == 1
+
+
+def test_pictures_as_png(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = tmrun(capsys, "size", "--nodes", "64", "--plot", str(tmp_path), "--png")
+    assert code == 0 and err == f"wrote {tmp_path}/standbys.svg\nwrote {tmp_path}/standbys.png\n"
+    head = (tmp_path / "standbys.png").read_bytes()[:24]
+    width, height = struct.unpack(">II", head[16:])
+    root = ElementTree.parse(tmp_path / "standbys.svg").getroot()
+    assert head.startswith(b"\x89PNG") and (width, height) == (2 * int(root.get("width", "")), 2 * int(root.get("height", "")))
+
+
+def test_without_the_library_nothing_is_computed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    code, out, err = tmrun(capsys, "simulate", "--nodes", "8", "--plot", str(tmp_path / "new"), "--png")
+    assert (code, out) == (2, "") and err == "tmrun: --png: the library that draws it is not installed: pip install 'tmrun[png]'\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_of_a_trace_cannot_happen_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("simulate", "--nodes", "8", "--standby", "0,2", "--days", "5", "--trace", str(EXAMPLE), "--story")
+    code, out, _ = tmrun(capsys, *args)
+    assert code == 0
+    assert "1 of the trace's 10 faults: later than the simulated 5 days; left out" in out
+    assert "6 of the trace's 10 faults: only at positions that the job does not have (it has 0-9: nodes and standbys); left out" in out
+    assert "tmrun, 2 standbys: faults, and what its coordinator said" in out and "node5 drained (safe to power off)" in out
+    assert "day 1 03:03:22  fault: exit at 3 (NVLink error)" in out
+    assert json.loads(tmrun(capsys, *args, "-o", "json")[1])["notes"][0].startswith("1 of the trace's")
 
 
 def test_malformed_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 
 from tmrun.cli import profiles
-from tmrun.core.errors import UsageError
 from tmrun.sim import failures, sizing
 from tmrun.sim.costs import Standby
 from tmrun.sim.ledger import Term
@@ -68,13 +67,11 @@ def test_sensitivity_names_what_would_change_the_answer() -> None:
 
 
 def test_six_per_cent_explained() -> None:
-    wish = sizing.explain("6%", Shape(64), COSTS, LLAMA)
+    wish = sizing.explain("6%", 4, Shape(64), COSTS, LLAMA)
     assert wish.at.standby == 4 and wish.best.standby == 0
     assert wish.share == pytest.approx(4 / 68)
     assert wish.domains == (("rack", 8, False), ("switch", 32, False))
-    assert sizing.explain("6%", Shape(1024), COSTS, LLAMA).domains[0][2], "62 nodes cover a rack"
-    with pytest.raises(UsageError, match="--standby 'many'"):
-        sizing.explain("many", Shape(64), COSTS, LLAMA)
+    assert sizing.explain("6%", 62, Shape(1024), COSTS, LLAMA).domains[0][2], "62 nodes cover a rack"
 
 
 def test_the_papers_own_case_comes_out_of_the_coordinator() -> None:

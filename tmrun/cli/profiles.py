@@ -74,11 +74,11 @@ def read_trace(path: Path) -> tuple[Event, ...]:
     return trace.parse(_read(path), str(path))
 
 
-def save(path: Path, text: str) -> None:
+def save(path: Path, content: bytes) -> None:
     """Write what the user asked for, and say so. Raises UsageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
     click.echo(f"wrote {path}", err=True)

@@ -9,10 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tmrun.core.planner import MAX_MOVES
+from tmrun.core.plural import many
 from tmrun.sim.ledger import Outcome, Term
-from tmrun.sim.plots import size_text
+from tmrun.sim.plots.style import size_text
 from tmrun.sim.shape import Shape
-from tmrun.sim.sizing import Case, Point, Wish
+from tmrun.sim.sizing import MOST, Case, Point, Wish
 
 _WASTES = [t for t in Term if t is not Term.USEFUL]
 
@@ -24,7 +26,16 @@ def _table(*columns: str, title: str = "") -> Table:
     return table
 
 
-def simulation(outcomes: Sequence[Outcome], head: str) -> RenderableType:
+def simulations(runs: Mapping[int, Sequence[Outcome]], head: str, notes: Sequence[str], *, story: bool) -> RenderableType:
+    """The largest size in full, the others beside it, and on demand what the coordinator said."""
+    largest = runs[max(runs)]
+    parts = [_simulation(largest, head, notes)]
+    parts += [_scales(runs)] if len(runs) > 1 else []
+    parts += [_story(largest)] if story else []
+    return Group(*parts)
+
+
+def _simulation(outcomes: Sequence[Outcome], head: str, notes: Sequence[str]) -> RenderableType:
     """One line a strategy, least waste first; the terms in per cent of what was paid."""
     rows = sorted(outcomes, key=lambda o: o.week_wasted)
     terms = [t for t in _WASTES if any(o.gpu_hours[t] > 0 for o in rows)]
@@ -36,26 +47,28 @@ def simulation(outcomes: Sequence[Outcome], head: str) -> RenderableType:
         restarts = str(o.counts.get("restarts", 0) + o.counts.get("jobs ended", 0))
         name = Text(o.label, style="bold cyan" if ours else "")
         table.add_row(name, f"{o.ettr:.4f}", f"{o.week_wasted:,.0f}", _percent(o.waste_share), *shares, restarts, moves)
-    notes = [Text(f"  {o.label}: {o.source}", style="dim") for o in rows if not o.strategy.startswith("tmrun")]
+    sources = [Text(f"  {o.label}: {o.source}", style="dim") for o in rows if not o.strategy.startswith("tmrun")]
     legend = Text("ETTR: useful time of the active GPUs. % and terms: of all GPU-hours paid, standbys included.", style="dim")
     first = [o for o in rows if o.strategy.startswith("tmrun")][:1]
     seen = [Text(f"{o.label}: the paper's projection would count {o.seen_by_the_paper:.0%} of this waste (switch, standby)") for o in first]
-    return Group(Text(head), Text(), table, Text(), *seen, legend, *notes)
+    return Group(Text(head), *map(Text, notes), Text(), table, Text(), *seen, legend, *sources)
 
 
-def story(outcomes: Sequence[Outcome]) -> RenderableType:
-    """What the coordinator said, of the last tmrun row."""
-    told = [o for o in outcomes if o.story][-1:]
-    lines = [Text(f"{o.label}: what its coordinator said", style="bold") for o in told]
-    lines += [Text(f"  day {int(t // 86_400)} {_clock(t % 86_400)}  {words}") for o in told for t, words in o.story]
-    return Group(Text(), *(lines or [Text("no row of tmrun, no story")]))
+def _story(outcomes: Sequence[Outcome]) -> RenderableType:
+    """What happened and what the coordinator said, with the largest pool."""
+    told = max((o for o in outcomes if o.pool), key=lambda o: o.standby_gpus, default=None)
+    if told is None:
+        return Group(Text(), Text("no story: no pool of tmrun is among these strategies"))
+    lines = [Text(f"  day {int(t // 86_400)} {_clock(t % 86_400)}  {words}") for t, words in told.story]
+    lines = lines or [Text("  no fault, nothing said")]
+    return Group(Text(), Text(f"{told.label}: faults, and what its coordinator said", style="bold"), *lines)
 
 
 def _clock(seconds: float) -> str:
     return f"{int(seconds // 3600):02d}:{int(seconds % 3600 // 60):02d}:{int(seconds % 60):02d}"
 
 
-def scales(runs: Mapping[int, Sequence[Outcome]]) -> RenderableType:
+def _scales(runs: Mapping[int, Sequence[Outcome]]) -> RenderableType:
     """Waste in per cent, one column a size."""
     table = _table("WASTE %", *(size_text(g) for g in runs))
     labels = {o.strategy: o.label for outcomes in runs.values() for o in outcomes}
@@ -69,12 +82,13 @@ def _percent(share: float) -> str:
     return "-" if share == 0 else f"{share * 100:.2f}"
 
 
-def document(runs: Mapping[int, Sequence[Outcome]], source: str, days: float, seed: int) -> dict[str, Any]:
+def document(runs: Mapping[int, Sequence[Outcome]], source: str, days: float, seed: int, notes: Sequence[str]) -> dict[str, Any]:
     """The JSON of ``tmrun simulate``."""
     return {
         "source": source,
         "days": days,
         "seed": seed,
+        "notes": list(notes),
         "sizes": [{"gpus": gpus, "strategies": [outcome_value(o) for o in outcomes]} for gpus, outcomes in runs.items()],
     }
 
@@ -128,16 +142,14 @@ def verdict(shape: Shape, best: Point, none: Point, pays_from: int | None) -> Te
         why = f"a standby costs {week:,} GPU-hours a week, and without any only {none.waited:,.0f} are lost waiting"
         later = f"; with this failure model the first one pays from about {pays_from:,} nodes on" if pays_from else ""
         return Text.assemble(("no standby", "bold"), f" wastes least: {why}{later}")
-    count = f"{best.standby} standby{'' if best.standby == 1 else 's'}"
-    saved = none.total - best.total
-    return Text.assemble(
-        (count, "bold green"),
-        f" ({best.standby / shape.nodes:.2%} of the nodes) waste least: {best.total:,.0f} GPU-hours a week, {saved:,.0f} less than none",
-    )
+    count, verb = many(best.standby, "standby"), "wastes" if best.standby == 1 else "waste"
+    share = f"{best.standby / shape.nodes:.2%} of the nodes{', and no more were tried' if best.standby == MOST else ''}"
+    words = f" ({share}) {verb} least: {best.total:,.0f} GPU-hours a week, {none.total - best.total:,.0f} less than none"
+    return Text.assemble((count, "bold green"), words)
 
 
 def _pools(best: Point, points: Sequence[Point]) -> Table:
-    table = _table("STANDBYS", "HELD GPU-h/week", "WAITED", "TOTAL", "FAULTS THAT FIND TOO FEW", title="pools")
+    table = _table("STANDBYS", "HELD", "WAITED", "TOTAL", "FAULTS THAT FIND TOO FEW", title="pools, in GPU-hours a week")
     last = points[-1].standby
     shown = sorted({0, 1, 2, best.standby - 1, best.standby, best.standby + 1, 2 * best.standby, 4, 8} & set(range(last + 1)))
     for k in shown:
@@ -157,7 +169,8 @@ def _often(stops: float) -> str:
 
 
 def _sensitivity(best: Point, cases: Sequence[Case]) -> Table:
-    table = _table("IF", "BEST", "WASTE GPU-h/week", f"WITH {best.standby} INSTEAD", "REGRET", title="how sure")
+    title = "if an assumption is wrong, in GPU-hours a week"
+    table = _table("IF", "BEST", "ITS WASTE", f"WITH {best.standby} INSTEAD", "REGRET", title=title)
     for c in cases:
         regret = abs(c.kept.total - c.best.total)
         table.add_row(c.what, str(c.best.standby), f"{c.best.total:,.0f}", f"{c.kept.total:,.0f}", f"{regret:,.0f}")
@@ -166,14 +179,16 @@ def _sensitivity(best: Point, cases: Sequence[Case]) -> Table:
 
 def _wish(shape: Shape, w: Wish) -> Table:
     table = _table("", "", title=f"--standby {w.text} for this job")
+    table.show_header = False
     table.columns[1].justify = "left"
     table.columns[1].no_wrap = False
-    table.add_row("is", f"{w.at.standby} nodes, {w.at.standby * shape.nproc} GPUs, {w.share:.2%} of all that you hold")
+    table.add_row("is", f"{many(w.at.standby, 'node')}, {w.at.standby * shape.nproc:,} GPUs, {w.share:.2%} of all that you hold")
     table.add_row("costs", f"{w.at.held:,.0f} GPU-hours a week")
     table.add_row("saves", f"{w.none.waited - w.at.waited:,.0f} GPU-hours a week of waiting ({w.none.waited:,.0f} without standbys)")
     table.add_row("finds too few", f"{_often(w.at.stops)}; then everybody waits for a replacement")
     for name, nodes, covered in w.domains:
-        table.add_row(f"a lost {name}", f"{nodes} nodes: {'covered' if covered else 'not covered'} by a full pool")
+        anew = f"; more than {MAX_MOVES} at once restart all workers" if nodes > MAX_MOVES else ""
+        table.add_row(f"a lost {name}", f"{many(nodes, 'node')}: {'covered' if covered else 'not covered'} by a full pool{anew}")
     gain = w.none.total - w.at.total
     table.add_row("against none", f"{abs(gain):,.0f} GPU-hours a week {'less' if gain >= 0 else 'more'} waste")
     extra = w.at.total - w.best.total

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from tmrun.cli import options, profiles, projections
+from tmrun.cli import pictures, profiles, projections
+from tmrun.cli.study import Study, standby_count, study_options
 from tmrun.core.errors import UsageError
-from tmrun.core.planner import standby_count
-from tmrun.sim import compare, plots, trace
-from tmrun.sim.costs import Costs
-from tmrun.sim.failures import FailureModel
+from tmrun.sim import compare, trace
 from tmrun.sim.ledger import Outcome
-from tmrun.sim.shape import Shape
+from tmrun.sim.plots import bars, curves
 from tmrun.sim.trace import Event
-from tmrun.tui import live, views
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--nproc-per-node", "nproc", default=8, show_default=True, help="GPUs of a node."),
-    click.option("--replicas", default=2, show_default=True, help="Copies of each rank's state in the job; 1: fully sharded."),
-    click.option("--rack-nodes", default=8, show_default=True, help="Nodes with the same rack label."),
-    click.option("--failures", default="llama3", show_default=True, metavar="NAME|FILE", help="Failure model: a name or a TOML file."),
-    click.option(
-        "--costs",
-        "costs_name",
-        default="paper",
-        show_default=True,
-        metavar="NAME|FILE",
-        help="Costs of the phases: a name, a TOML file, or measured: the JSON of `tmrun history`, the JSONL of `make bench`.",
-    ),
-    click.option("--mttf", "mttf_h", type=float, metavar="HOURS", help="Mean time between unplanned faults of the job, not the model's."),
-    click.option(
-        "--warm", "warm_s", type=float, metavar="SECONDS", help="From a machine's arrival to a warm standby, not the cost model's."
-    ),
-    options.output_option("text", "json", "yaml"),
-    click.option("--plot", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER", help="Write SVG pictures there."),
-)
-
-
-def job_options(function: F) -> F:
-    """What ``simulate`` and ``size`` share."""
-    for option in reversed(_JOB_OPTIONS):
-        function = option(function)
-    return function
-
-
-def models(failures: str, costs_name: str, mttf_h: float | None, warm_s: float | None, nodes: int) -> tuple[FailureModel, Costs]:
-    """The two models, with what the command line changes. Raises UsageError."""
-    model, costs = profiles.failure_model(failures), profiles.cost_model(costs_name)
-    if mttf_h is not None:
-        if not mttf_h > 0:
-            raise UsageError(f"--mttf {mttf_h:g}: expected hours above 0")
-        model = model.scaled(model.mttf_h(nodes) / mttf_h)
-    if warm_s is not None:
-        if not warm_s >= 0:
-            raise UsageError(f"--warm {warm_s:g}: expected seconds, a number >= 0")
-        costs = replace(costs, standby=replace(costs.standby, warm_s=warm_s))
-    return model, costs
+from tmrun.tui import live
 
 
 @click.command("simulate", short_help="What faults cost a job, strategy by strategy.")
@@ -86,10 +38,11 @@ def models(failures: str, costs_name: str, mttf_h: float | None, warm_s: float |
 @click.option(
     "--write-trace", type=click.Path(dir_okay=False, path_type=Path), help="Write the faults that were drawn as CSV (one size only)."
 )
-@click.option("--story", is_flag=True, help="Also print what tmrun's coordinator said, with the largest pool.")
+@click.option("--story", is_flag=True, help="Also print each fault and what tmrun's coordinator said, with the largest pool.")
 @click.option("--seed", default=0, show_default=True, help="Another seed, other faults.")
-@job_options
+@study_options
 def command(
+    study: Study,
     nodes_text: str,
     days: float,
     standby_text: str,
@@ -99,62 +52,50 @@ def command(
     write_trace: Path | None,
     story: bool,
     seed: int,
-    nproc: int,
-    replicas: int,
-    rack_nodes: int,
-    failures: str,
-    costs_name: str,
-    mttf_h: float | None,
-    warm_s: float | None,
-    output: str,
-    plot: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """Simulate the same faults under every strategy and show where the GPU-hours go.
 
     The rows of tmrun are decided by the same coordinator that runs jobs; the others are models with published or measured parameters.
-    Times are virtual: a week of 1,024 nodes takes seconds, of 8,192 nodes a few minutes for each tmrun row. What is modelled how, and what
-    was checked against published figures: docs/simulate.md.
+    Times are virtual: a week of 1,024 nodes takes seconds, of 8,192 nodes a minute or two for each tmrun row. What is modelled how, and
+    what was checked against published figures: docs/simulate.md.
     """
     sizes = _numbers(nodes_text, "--nodes")
-    if len(sizes) > 1 and (trace_file or write_trace or mttf_h is not None):
+    if len(sizes) > 1 and (trace_file or write_trace or study.mttf_h is not None):
         raise UsageError("--trace, --write-trace and --mttf belong to one size: give a single --nodes")
     document = profiles.strategies(strategies_file)
-    faults = profiles.read_trace(trace_file) if trace_file else None
+    given = profiles.read_trace(trace_file) if trace_file else None
+    model, costs = study.models(sizes[-1])
+    shapes = [study.shape(nodes, days, seed) for nodes in sizes]
+    pools = [[standby_count(part.strip(), s.nodes) for part in standby_text.split(",")] for s in shapes]
+    known = [compare.standing(document) + compare.moving(counts, s) for counts, s in zip(pools, shapes, strict=True)]
+    chosen = [compare.choose(these, wanted) for these in known]
+    faults = [given or compare.faults(model, s, these) for s, these in zip(shapes, chosen, strict=True)]
+    gallery = study.gallery()
     runs: dict[int, list[Outcome]] = {}
-    happened: Sequence[Event] = ()
-    model, costs = models(failures, costs_name, mttf_h, warm_s, sizes[-1])
-    for nodes in sizes:
-        shape = Shape(nodes, nproc, min(replicas, nodes), rack_nodes, days, seed)
-        chosen = compare.choose(compare.standing(document) + compare.moving(_standbys(standby_text, nodes), shape), wanted)
-        happened = faults if faults is not None else compare.faults(model, shape, chosen)
-        with live.spinner(f"{nodes} nodes, {len(happened)} faults") as say:
-            runs[shape.gpus] = compare.run(chosen, shape, costs, happened, say)
+    for shape, these, happened in zip(shapes, chosen, faults, strict=True):
+        with live.spinner(f"{shape.nodes} nodes, {len(happened)} faults") as say:
+            runs[shape.gpus] = compare.run(these, shape, costs, happened, say)
     source = f"faults: {trace_file or f'{model.name}, seed {seed}'}; costs: {costs.name}"
     if write_trace:
-        profiles.save(write_trace, trace.write(happened))
-    if plot:
-        _draw(plot, runs, happened, source, nproc, days)
-    gpus = sizes[-1] * nproc
-    if output != "text":
-        options.emit(projections.document(runs, source, days, seed), output)
-        return
-    mttf = "" if faults else f", one unplanned fault in {model.mttf_h(sizes[-1]):.3g} h"
-    views.show(projections.simulation(runs[gpus], f"{gpus:,} GPUs for {days:g} days{mttf}; {source}"))
-    if len(runs) > 1:
-        views.show(projections.scales(runs))
-    if story:
-        views.show(projections.story(runs[gpus]))
+        profiles.save(write_trace, trace.write(faults[-1]).encode())
+    if gallery:
+        _draw(gallery, runs, faults[-1], source, study.nproc, days)
+    notes = compare.left_out(given, shapes[-1], chosen[-1]) if given else []
+    mttf = "" if given else f", one unplanned fault in {model.mttf_h(sizes[-1]):.3g} h"
+    head = f"{shapes[-1].gpus:,} GPUs for {days:g} days{mttf}; {source}"
+    study.show(projections.document(runs, source, days, seed, notes), projections.simulations(runs, head, notes, story=story))
 
 
-def _draw(folder: Path, runs: dict[int, list[Outcome]], happened: Sequence[Event], source: str, nproc: int, days: float) -> None:
+def _draw(
+    gallery: pictures.Gallery, runs: Mapping[int, list[Outcome]], happened: Sequence[Event], source: str, nproc: int, days: float
+) -> None:
     largest = runs[max(runs)]
-    pictures = {"where.svg": plots.where_it_goes(largest, source), "week.svg": plots.timeline(_few(largest), happened, source)}
+    gallery.add("where", bars.where_it_goes(largest, source))
+    gallery.add("week", bars.timeline(_few(largest), happened, source))
     if len(runs) > 1:
-        pictures["scale.svg"] = plots.over_scale({g: _few(o) for g, o in runs.items()}, f"{days:g} days; {source}")
-    if sum(o.strategy.removeprefix("tmrun-").isdecimal() for o in largest) > 1:
-        pictures["ettr.svg"] = plots.ettr_over_standbys(largest, nproc, source)
-    for name, text in pictures.items():
-        profiles.save(folder / name, text)
+        gallery.add("scale", curves.over_scale({g: _few(o) for g, o in runs.items()}, nproc, f"{days:g} days; {source}"))
+    if sum(o.pool for o in largest) > 1:
+        gallery.add("ettr", curves.ettr_over_standbys(largest, nproc, source))
 
 
 def _few(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -167,7 +108,3 @@ def _numbers(text: str, flag: str) -> list[int]:
     if not all(p.isdecimal() for p in parts):
         raise UsageError(f"{flag} {text!r}: expected whole numbers, such as 1024 or 128,1024,8192")
     return sorted({int(p) for p in parts})
-
-
-def _standbys(text: str, nodes: int) -> list[int]:
-    return sorted({standby_count(p.strip(), nodes) for p in text.split(",")})

@@ -24,7 +24,7 @@ def standby_count(text: str, nnodes: int) -> int:
     except ValueError:
         value = -1
     if value < 0 or math.isnan(value) or math.isinf(value):
-        raise UsageError(f"--standby {text!r}: expected a number of nodes (2) or a share of --nnodes (6%)")
+        raise UsageError(f"--standby {text!r}: expected a number of nodes (2) or a share of the nodes (6%)")
     if not text.endswith("%"):
         return int(value)
     return 0 if value == 0 else max(1, math.ceil(nnodes * value / 100))

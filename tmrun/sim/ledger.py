@@ -100,7 +100,12 @@ class Outcome:
     counts: dict[str, int]
     spans: tuple[Span, ...] = ()
     story: tuple[tuple[float, str], ...] = ()
-    """When the coordinator said what (tmrun only; the last lines of a long run)."""
+    """Faults, and when the coordinator said what (tmrun only; the last lines of a long run)."""
+
+    @property
+    def pool(self) -> bool:
+        """tmrun as it is, with so many standbys: nothing switched off."""
+        return self.strategy.removeprefix("tmrun-").isdecimal()
 
     @property
     def seen_by_the_paper(self) -> float:

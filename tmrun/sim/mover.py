@@ -11,7 +11,7 @@ or waits, and time passes in closed form. May not know: other strategies, files.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tmrun.core import planner
 from tmrun.core.membership import Job
@@ -26,6 +26,7 @@ from tmrun.sim.trace import EXPECTED, Event, Fault
 from tmrun.sim.voting import Voting
 
 MAX_STORY = 2_000
+DAY_S = 86_400.0
 _NEVER = float("inf")
 
 
@@ -42,12 +43,12 @@ class Mover:
         self.voting = Voting(self.scene, self.coordinate)
         self.epochs = Epochs(self.scene, self.hosts, self.coordinate, self._launch)
         self.story: deque[tuple[float, str]] = deque(maxlen=MAX_STORY)
-        """What the coordinator said, and when."""
+        """Faults and what the coordinator said, and when."""
         self._wake_at = _NEVER
         self._seen_open = self._seen_epoch = 0
 
-    def play(self) -> Outcome:
-        """Simulate to the horizon."""
+    def play(self, on_day: Callable[[int], None] = lambda _: None) -> Outcome:
+        """Simulate to the horizon; ``on_day`` is told which day it is, at each fault."""
         self._launch()
         scene, agenda = self.scene, self.scene.agenda
         end = scene.shape.horizon_s
@@ -57,6 +58,8 @@ class Mover:
             due = min(agenda.due, end)
             if fault is not None and fault.time_s <= due:
                 self._pass_to(fault.time_s)
+                on_day(int(fault.time_s / DAY_S))
+                self.story.append((fault.time_s, f"fault: {fault.text}"))
                 self.hosts.strike(fault)
                 fault = next(coming)
             elif due < end:

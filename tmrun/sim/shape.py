@@ -24,7 +24,10 @@ class Shape:
         for wrong, what in (
             (not 2 <= self.nodes <= MAX_NODES, f"--nodes {self.nodes}: expected 2 to {MAX_NODES}"),
             (self.nproc < 1, f"--nproc-per-node {self.nproc}: expected at least 1"),
-            (not 1 <= self.replicas <= self.nodes, f"--replicas {self.replicas}: expected 1 (fully sharded) to the number of nodes"),
+            (
+                not 1 <= self.replicas <= self.nodes,
+                f"--replicas {self.replicas}: expected 1 (fully sharded) to the number of nodes ({self.nodes})",
+            ),
             (self.rack_nodes < 1, f"--rack-nodes {self.rack_nodes}: expected at least 1"),
             (not 0 < self.days <= 3650, f"--days {self.days:g}: expected a number above 0, at most 3650"),
         ):

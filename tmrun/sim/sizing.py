@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tmrun.core import planner
 from tmrun.sim.costs import Costs
 from tmrun.sim.failures import FailureModel
 from tmrun.sim.formulas import WEEK_H, in_refill
@@ -143,7 +142,7 @@ def sensitivity(shape: Shape, costs: Costs, model: FailureModel) -> list[Case]:
     found = [case(f"MTTF x {x:g} ({model.mttf_h(shape.nodes) * x:.3g} h)", costs, model.scaled(1 / x)) for x in (0.5, 1, 2)]
     found += [case(f"refill x {x:g}", _refill(costs, x), _back(model, x)) for x in (0.5, 2, 4, 24)]
     racks = sum(d.share for d in model.domains)
-    found.append(case("no rack is ever lost whole", costs, replace(model, domains=())))
+    found.append(case("no rack or switch is ever lost whole", costs, replace(model, domains=())))
     if racks:
         doubled = tuple(replace(d, share=min(1.0, 2 * d.share)) for d in model.domains)
         if sum(d.share for d in doubled) <= 1:
@@ -190,9 +189,8 @@ class Wish:
     """Of everything that is paid."""
 
 
-def explain(text: str, shape: Shape, costs: Costs, model: FailureModel) -> Wish:
-    """Raises UsageError for a text that the launcher would refuse too."""
-    count = planner.standby_count(text, shape.nodes)
+def explain(text: str, count: int, shape: Shape, costs: Costs, model: FailureModel) -> Wish:
+    """What the pool of ``count`` nodes does that ``text`` asks for."""
     losses = flows(shape, costs, model)
     covered = tuple((d.name, d.nodes, count >= d.nodes) for d in model.domains)
     share = count / (shape.nodes + count)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 INK, GREY, FAINT = "#1f2933", "#7b8794", "#e4e7eb"
-FONT = "font-family=\"Inter, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\""
+FAMILIES = ("Inter", "Helvetica Neue", "Arial", "DejaVu Sans", "Liberation Sans", "Noto Sans", "sans-serif")
+_QUOTED = ", ".join(f"'{name}'" for name in FAMILIES[:-1])
+FONT = f'font-family="{_QUOTED}, {FAMILIES[-1]}"'
 
 
 @dataclass(slots=True)
@@ -88,6 +90,20 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     step = power * next(m for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten within the range; ``low`` above 0."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [v for p in powers for m in (1, 2, 5) if low <= (v := m * 10.0**p) <= high]
+
+
+_NARROW, _WIDE = frozenset("fijlrtI.,:;'|()[]! /-"), frozenset("mwMW%@")
+
+
+def text_width(words: str, size: float) -> float:
+    """About as many pixels as the words take; fonts differ."""
+    return size * sum(0.38 if c in _NARROW else 0.95 if c in _WIDE else 0.64 for c in words)
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

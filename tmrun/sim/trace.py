@@ -62,6 +62,11 @@ class Event:
     cause: str = ""
     back_s: float = BACK_S
 
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"{self.kind.value} at {';'.join(_spans(self.hosts))}" + (f" ({self.cause})" if self.cause else "")
+
 
 def parse(text: str, name: str) -> tuple[Event, ...]:
     """A trace file's text -> events in time order; JSON lines when the first character is ``{``. Raises UsageError: file, line, reason."""
