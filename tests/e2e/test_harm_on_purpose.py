@@ -15,7 +15,7 @@ def test_two_faults_on_purpose(lab: Lab, oracle: Oracle) -> None:
     before = lab.wait_warm()
     (stayer, first) = (n for n in before["nodes"] if n["ranks"])
     asked = lab.cli("chaos", "kill", first["name"])
-    assert asked.returncode == 2 and "its ranks 2-3 move to a warm standby. Do it? not asked" in asked.stderr, asked
+    assert asked.returncode == 2 and "a warm standby takes ranks 2-3 over. Do it? not asked" in asked.stderr, asked
     killed = lab.cli("chaos", "kill", first["name"], "--rank", "3", "-y")
     assert killed.returncode == 0, killed
     assert f"SIGKILL to worker 1 of {first['name']} (pid {first['pids'][1]})" in killed.stdout

@@ -105,11 +105,11 @@ def test_a_later_life_of_the_node_is_not_meant(store: MemoryStore, monkeypatch: 
 
 def test_it_asks_and_says_what_to_expect(tmrun: Any, store: MemoryStore) -> None:
     asked = tmrun("chaos", "kill", "node1")
-    assert asked.code == 2 and "kill rank 2 of node1: its ranks 2-3 move to a warm standby. Do it? not asked" in asked.err
+    assert asked.code == 2 and "kill rank 2 of node1: a warm standby takes ranks 2-3 over. Do it? not asked" in asked.err
     assert "freeze the agent of node10: it holds no ranks; training goes on" in tmrun("chaos", "freeze", "node10", "--agent").err
     assert "cut node0 off for 18 s" in tmrun("chaos", "partition", "node0").err
     tmrun("cordon", "node[10-11]")
-    assert "no standby is warm: its ranks 2-3 are waited for" in tmrun("chaos", "kill", "node1").err
+    assert "no standby is warm, nobody can take ranks 2-3 over yet" in tmrun("chaos", "kill", "node1").err
     assert job(store).faults == {}
 
 

@@ -187,6 +187,13 @@ def test_node_state(more: list[tuple[str, object]], host: str, state: NodeState)
     assert node_state(running(*more), Host(host))[0] is state
 
 
+def test_a_node_that_fell_silent_is_suspect_until_somebody_knows() -> None:
+    silent = ("a", "s")
+    assert node_state(running(hosts=silent), Host("b"))[0] is NodeState.SUSPECT
+    note = (KEYS.obituary("b"), Obituary(Host("b"), seat("b").incarnation))
+    assert node_state(running(note, hosts=silent), Host("b"))[0] is NodeState.DOWN
+
+
 def test_before_the_first_map_everybody_joins() -> None:
     job = snapshot({KEYS.member("a"): member("a")})
     assert [node_state(job, h)[0] for h in known_hosts(job)] == [NodeState.JOINING]

@@ -42,7 +42,7 @@ from tmrun.core.model import (
     Timing,
     Verb,
 )
-from tmrun.store.memory import MemoryStore, MemoryWorld
+from tmrun.store.memory import Fate, MemoryStore, MemoryWorld
 
 KEYS = Keys("train")
 ACTIVE = tuple(f"node{i}" for i in range(4))
@@ -182,6 +182,14 @@ def test_plan_is_what_the_coordinator_would_do(tmrun: Any, store: MemoryStore) -
     assert job(store).open_ops() == [], "nothing is changed"
 
 
+def test_a_plan_says_how_near_the_joiner_is(tmrun: Any, store: MemoryStore) -> None:
+    spare = Member(Host("node10"), seat("node10").incarnation, "10.0.0.10", 1, "1", warm=True, labels={"rack": "r1", "block": "b7"})
+    store.put(KEYS.member("node10"), encode(replace(spare, labels={"rack": "r1"})))
+    assert "node1 -> node10 (same rack); state from node1" in tmrun("plan", "node1", "--to", "node10").out
+    store.put(KEYS.member("node10"), encode(spare))
+    assert tmrun("plan", "node1", "--to", "node10", "-o", "json").json()["moves"][0]["near"] is None, "r1 of another block"
+
+
 def test_what_stands_in_the_way_is_named(tmrun: Any) -> None:
     for verb in ("plan", "ok-to-drain"):
         told = tmrun(verb, "node[0-2]")
@@ -294,6 +302,12 @@ def test_undrain_brings_a_drained_node_back(tmrun: Any, store: MemoryStore) -> N
     assert busy.code == 3 and "drain d-1 is still going on" in busy.err
     store.put(KEYS.op("d-1"), encode(Operation("d-1", Verb.DRAIN, (Host("node10"),), "x", state=OpState.DONE)))
     assert tmrun("undrain", "node10").out == "node10 is a standby again\n"
+
+
+def test_an_answer_that_got_lost_is_said_to_be_unknown(tmrun: Any, store: MemoryStore) -> None:
+    store.next_commits(Fate.APPLIED_UNANSWERED)
+    told = tmrun("cordon", "node0")
+    assert told.code == 5 and "it may have been applied" in told.err and told.err.count("\n") == 1
 
 
 def test_nothing_is_asked_of_a_job_that_has_ended(tmrun: Any, store: MemoryStore) -> None:

@@ -19,7 +19,7 @@ from tmrun.core import planner, transactions
 from tmrun.core.errors import NotFoundError, RefusedError, StillRunningError, TmrunError, UsageError
 from tmrun.core.membership import Job
 from tmrun.core.model import FENCE_SHARE, Event, Fault, FaultKind, Host, JobState, Kind
-from tmrun.core.ranklist import ranks_text
+from tmrun.core.ranklist import ranks_named
 from tmrun.core.story import EventKind
 from tmrun.tui import launch_view, views
 
@@ -88,7 +88,7 @@ def _wanted(job: Job, kind: FaultKind, hosts: Sequence[Host], rank: int | None, 
     slot = job.map.slot_of_host(hosts[0]) if job.map else None
     ranks = job.spec.ranks(slot) if slot is not None else ()
     if rank is not None and rank not in ranks:
-        raise NotFoundError(f"{hosts[0]} has no rank {rank}; it has {f'ranks {ranks_text(ranks)}' if ranks else 'none'}")
+        raise NotFoundError(f"{hosts[0]} has no rank {rank}; it has {ranks_named(ranks) if ranks else 'none'}")
     local = ranks.index(rank) if rank is not None else 0
     lasts = seconds or _SILENT_TTLS * job.spec.lease_ttl_s if kind is FaultKind.PARTITION else 0.0
     return Fault(f"c-{secrets.token_hex(3)}", hosts[0], member.value.incarnation, kind, agent, local, lasts)
@@ -108,12 +108,12 @@ def _outlook(job: Job, fault: Fault) -> str:
     slot = job.map.slot_of_host(fault.host) if job.map else None
     if slot is None or job.spec is None:
         return "it holds no ranks; training goes on"
-    ranks = f"ranks {ranks_text(job.spec.ranks(slot))}"
+    ranks = ranks_named(job.spec.ranks(slot))
     if not job.movable:
         return "the script has not reached run.steps: all workers restart"
     if not planner.standbys(job):
-        return f"no standby is warm: its {ranks} are waited for"
-    return f"its {ranks} move to a warm standby"
+        return f"no standby is warm, nobody can take {ranks} over yet"
+    return f"a warm standby takes {ranks} over"
 
 
 def _inflict(connection: Connection, current: Job, fault: Fault, what: str) -> str:

@@ -18,7 +18,7 @@ from tmrun.core.errors import RefusedError, StillRunningError, TmrunError, Usage
 from tmrun.core.membership import Job
 from tmrun.core.model import Host, Migration, Operation, OpState, Phase, Verb
 from tmrun.core.plural import many
-from tmrun.core.ranklist import ranks_text
+from tmrun.core.ranklist import ranks_named
 from tmrun.store.api import WatchEvent
 from tmrun.tui import timeline
 
@@ -210,7 +210,9 @@ class Follower:
         spec = job.spec
         assert spec is not None and job.map is not None
         for m in migration.moves:
-            text = f"slot {m.slot} (ranks {ranks_text(spec.ranks(m.slot))}) {m.leaver.host} -> {m.joiner.host} (warm)"
+            near = foresight.nearness(job, m)
+            how = f"warm, same {near}" if near else "warm"
+            text = f"slot {m.slot} ({ranks_named(spec.ranks(m.slot))}) {m.leaver.host} -> {m.joiner.host} ({how})"
             self._say(f"plan {migration.id} {m.slot}", f"plan: {text}")
         if migration.phase is Phase.ABORTED:
             self._say(f"abort {migration.id}", f"attempt aborted: {migration.reason}; trying again")

@@ -70,6 +70,7 @@ class Flags(Care):
     event_log_handler: str
     metrics: str | None
     on_event: str
+    detach: bool
 
 
 _OPTIONS = (
@@ -150,6 +151,7 @@ _OPTIONS = (
         "--on-event", ours=True, metavar="COMMAND", default="",
         help="Run this for each event of this host's agents, with the event as JSON on standard input; $TMRUN_EVENT_URL: POST it there.",
     ),
+    option("--detach", ours=True, is_flag=True, help="Go on in the background, with the output in ./tmrun-JOB.log, once the job is there."),
 )  # fmt: skip
 
 

@@ -64,7 +64,14 @@ def as_json(job: Job, found: Foresight) -> dict[str, Any]:
     ranks = job.spec.ranks if job.spec else (lambda _: ())
     return {
         "moves": [
-            {"slot": m.slot, "ranks": list(ranks(m.slot)), "leaver": m.leaver.host, "joiner": m.joiner.host, "source": m.leaver.host}
+            {
+                "slot": m.slot,
+                "ranks": list(ranks(m.slot)),
+                "leaver": m.leaver.host,
+                "joiner": m.joiner.host,
+                "source": m.leaver.host,
+                "near": foresight.nearness(job, m) or None,
+            }
             for m in found.moves
         ],
         "blockers": list(found.blockers),

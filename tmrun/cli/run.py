@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tmrun.cli import background
 from tmrun.cli.arguments import Command
 from tmrun.cli.flags import MEANINGLESS, Flags, run_options
 from tmrun.cli.hooks import ENV_URL, Wanted
@@ -47,7 +49,10 @@ def command(ctx: click.Context, /, command_line: tuple[str, ...], **given: Any) 
     for name, why in MEANINGLESS.items():
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
             click.echo(f"tmrun: {why}", err=True)
-    return launch(checked(flags, command_line))
+    wanted = checked(flags, command_line)
+    if flags.detach and not background.behind():
+        return background.detach(wanted.job, sys.argv[1:])
+    return launch(wanted)
 
 
 def checked(flags: Flags, command_line: tuple[str, ...]) -> Launch:
@@ -63,7 +68,11 @@ def checked(flags: Flags, command_line: tuple[str, ...]) -> Launch:
     for note in meet.notes:
         click.echo(f"tmrun: {note}", err=True)
     active, local = _local(minimum, spares, flags.local_nodes, alone=meet.alone)
-    job = _name("" if flags.standalone else flags.job or "", "--job") or ("job" if meet.hosts else f"j-{secrets.token_hex(3)}")
+    job = (
+        background.behind()
+        or _name("" if flags.standalone else flags.job or "", "--job")
+        or ("job" if meet.hosts else f"j-{secrets.token_hex(3)}")
+    )
     rank = -1 if flags.node_rank is None else flags.node_rank
     where = Where(local, _name(flags.node_name or "", "--node-name"), flags.local_addr, rank, meet.master_port if rank <= 0 else 0)
     wait_s = flags.join_timeout or meet.seconds("join_timeout") or meet.seconds("timeout") or _JOIN_TIMEOUT_S

@@ -8,7 +8,7 @@ from tmrun.core import migration as judging
 from tmrun.core import planner
 from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Migration
-from tmrun.core.ranklist import ranks_text
+from tmrun.core.ranklist import ranks_named
 
 MAX_ABORTS = 5
 """So many attempts in a row to move the same slots may be aborted before the workers are restarted instead."""
@@ -38,4 +38,4 @@ def too_often(tried: list[Migration]) -> str:
 def plan_text(job: Job, plan: planner.Plan) -> str:
     """Who takes over from whom."""
     assert job.spec is not None
-    return ", ".join(f"slot {m.slot} (ranks {ranks_text(job.spec.ranks(m.slot))}) {m.leaver.host} -> {m.joiner.host}" for m in plan.moves)
+    return ", ".join(f"slot {m.slot} ({ranks_named(job.spec.ranks(m.slot))}) {m.leaver.host} -> {m.joiner.host}" for m in plan.moves)

@@ -109,7 +109,7 @@ def _vanished(job: Job) -> Found:
 
 
 def _store(job: Job, heard: Heard) -> Found:
-    if job.leader is None and job.spec is not None:
+    if job.leader is None and job.map is not None:
         yield "NO_COORDINATOR", "no agent coordinates at the moment"
     if heard.answer_s > SLOW_S:
         yield "STORE_SLOW", f"its quickest answer to this command took {heard.answer_s:.2f} s"

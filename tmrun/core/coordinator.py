@@ -24,7 +24,7 @@ from tmrun.core import migration as judging
 from tmrun.core.decision import Decision, Timers, ending
 from tmrun.core.membership import Job
 from tmrun.core.model import FENCED_SHARE, JobState, Kind, Notice, RankMap, Seat, Spec
-from tmrun.core.ranklist import ranks_text
+from tmrun.core.ranklist import ranks_named
 
 
 def observe(timers: Timers, job: Job, now: float) -> Timers:
@@ -115,7 +115,7 @@ def missing(job: Job, spec: Spec, timers: Timers, now: float) -> str:
 
 def _seats_text(spec: Spec | None, seats: tuple[Seat, ...]) -> str:
     assert spec is not None
-    return ", ".join(f"{s.host} ranks {ranks_text(spec.ranks(i))}" for i, s in enumerate(seats))
+    return ", ".join(f"{s.host} {ranks_named(spec.ranks(i))}" for i, s in enumerate(seats))
 
 
 def _migrate(job: Job, timers: Timers, now: float) -> Decision:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tmrun.core import planner
+from tmrun.core import placement, planner
 from tmrun.core.membership import Job
 from tmrun.core.model import Admin, Host, Kind, Move
 from tmrun.core.plural import many
@@ -63,6 +63,12 @@ def _hosts(job: Job, hosts: Sequence[Host]) -> list[str]:
         elif slot is not None and (not job.alive(job.map.seats[slot]) or job.trouble(slot)):
             found.append(f"{host} has failed: its ranks are replaced, not drained")
     return found
+
+
+def nearness(job: Job, move: Move) -> str:
+    """The finest level of places that leaver and joiner share; empty when they are not near, or nobody knows."""
+    labels = [job.members[s.host].value.labels if s.host in job.members else {} for s in (move.leaver, move.joiner)]
+    return placement.near(*map(placement.place_of, labels))
 
 
 def _shortage(job: Job, asked: Job, slots: Sequence[int], moves: Sequence[Move], to: str) -> list[str]:

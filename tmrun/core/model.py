@@ -85,6 +85,8 @@ class NodeState(str, Enum):
     DRAINING = "draining"
     DRAINED = "drained"
     FAILED = "failed"
+    SUSPECT = "suspect"
+    """It holds a slot, its lease is gone, and nobody confirms that it is dead."""
     DOWN = "down"
 
 

@@ -49,6 +49,12 @@ def distance(one: str, other: str) -> int:
     return max(len(here), len(there)) - shared
 
 
+def near(one: str, other: str) -> str:
+    """The finest level that two places share (``rack``); empty: none."""
+    shared = [a for a, b in zip(domains(one), domains(other), strict=False) if a == b]
+    return shared[-1].rpartition("/")[2].partition("=")[0] if shared else ""
+
+
 def spares(places: Mapping[str, str], count: int) -> list[str]:
     """Which ``count`` of these hosts (host -> place, in the order in which slots are given) stay spare: over as many domains as possible,
     the largest first, and in each the last host."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -14,3 +14,8 @@ def ranks_text(ranks: Iterable[int]) -> str:
         else:
             parts.append([rank, rank])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def ranks_named(ranks: Collection[int]) -> str:
+    """[4] -> ``rank 4``, [4, 5, 6] -> ``ranks 4-6``."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"

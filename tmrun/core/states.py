@@ -77,7 +77,8 @@ def _seated_state(job: Job, host: Host, slot: int) -> tuple[NodeState, str]:
     seat = job.map.seats[slot]
     trouble = job.trouble(slot)
     if not job.alive(seat):
-        return NodeState.DOWN, "its lease is gone"
+        dead = losses.confirmed(job, slot)
+        return (NodeState.DOWN, "its lease is gone") if dead else (NodeState.SUSPECT, "its lease is gone; nobody confirms that it is dead")
     if trouble:
         return NodeState.FAILED, trouble.text
     admin = job.admins.get(host)

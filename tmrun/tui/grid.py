@@ -17,7 +17,7 @@ from typing import Any
 from rich.text import Text
 
 from tmrun.core.hostlist import compress
-from tmrun.core.ranklist import ranks_text
+from tmrun.core.ranklist import ranks_named
 from tmrun.tui.styles import BAD, CORDONED, DIM, LETTER, STYLE, clip, severity
 
 Node = Mapping[str, Any]
@@ -69,7 +69,7 @@ def _cards(nodes: Sequence[Node], width: int, selected: str) -> list[Text]:
 
 
 def _card(node: Node, name: int, width: int, selected: str) -> Text:
-    what = f"ranks {ranks_text(node['ranks'])}" if node["ranks"] else ""
+    what = ranks_named(node["ranks"]) if node["ranks"] else ""
     step = "" if node.get("step") is None or not node["ranks"] else f"step {node['step']}"
     state = node["state"] + (" (cordoned)" if letter(node) == CORDONED else "")
     text = Text().append(_end(node["name"], name).ljust(name), "bold reverse" if node["name"] == selected else "bold")
@@ -162,7 +162,7 @@ def attention(nodes: Sequence[Node], width: int, height: int) -> list[Text]:
 
 def _why(node: Node, width: int) -> Text:
     what = f"{node['name']} {node['state']}"
-    slot = f" (slot {node['slot']}, ranks {ranks_text(node['ranks'])})" if node["ranks"] else ""
+    slot = f" (slot {node['slot']}, {ranks_named(node['ranks'])})" if node["ranks"] else ""
     line = Text(no_wrap=True).append(f" {letter(node)} ", STYLE.get(node["state"], BAD))
     line.append(" " + what, "bold").append(f"{slot}{': ' + node['reason'] if node['reason'] else ''}")
     line.truncate(width, overflow="ellipsis")

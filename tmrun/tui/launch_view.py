@@ -13,6 +13,7 @@ from rich.text import Text
 from tmrun.core.plural import many
 from tmrun.tui import timeline
 from tmrun.tui.styles import BAD, DIM, GOOD, JOB_STYLE, STYLE, TITLE, WARN, seconds, size
+from tmrun.tui.views import standby_text
 
 _BAR = 12
 
@@ -27,13 +28,8 @@ def line(status: Mapping[str, Any], own: Sequence[str], *, bars: bool = True) ->
         node = next((n for n in status["nodes"] if n["name"] == own[0]), None)
         if node is not None:
             tail = Text.assemble("  ", (f"{node['name']} {node['state']}", STYLE.get(node["state"], BAD)))
-    gist = f"{status['state']} {_warm(status)} {status['epoch']} {tail.plain}"
+    gist = f"{status['state']} {standby_text(status['standby'])} {status['epoch']} {tail.plain}"
     return head.append("  ").append_text(body).append_text(tail), gist
-
-
-def _warm(status: Mapping[str, Any]) -> str:
-    standby = status["standby"]
-    return f"standby {standby['warm']}/{standby['wanted']} warm" if standby["wanted"] else "no standby"
 
 
 def _waiting(status: Mapping[str, Any], width: int) -> Text | None:
@@ -74,7 +70,7 @@ def _training(status: Mapping[str, Any], width: int) -> Text:
     text.append(f"epoch {status['epoch']}  ")
     if standby["warming"]:
         text.append_text(_bar(standby["warm"], standby["warm"] + standby["warming"], width, WARN))
-    return text.append(_warm(status), GOOD if standby["warm"] >= standby["wanted"] else WARN)
+    return text.append(standby_text(status["standby"]), GOOD if standby["warm"] >= standby["wanted"] else WARN)
 
 
 def migrated(row: Mapping[str, Any]) -> str:

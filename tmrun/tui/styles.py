@@ -6,12 +6,12 @@ from __future__ import annotations
 
 STYLE = {
     "active": "color(28)", "standby": "color(30)", "warming": "color(136)", "joining": "color(136)", "draining": "color(134)",
-    "drained": "color(244)", "suspect": "bold color(166)", "fencing": "bold color(166)", "failed": "bold reverse color(160)",
+    "drained": "color(244)", "suspect": "bold color(166)", "failed": "bold reverse color(160)",
     "down": "bold reverse color(160)",
 }  # fmt: skip
 """Node state -> style."""
 LETTER = {
-    "active": "=", "standby": "s", "warming": "w", "joining": "j", "draining": "D", "drained": "d", "suspect": "?", "fencing": "!",
+    "active": "=", "standby": "s", "warming": "w", "joining": "j", "draining": "D", "drained": "d", "suspect": "?",
     "failed": "F", "down": "X",
 }  # fmt: skip
 """Node state -> the one letter of a dense grid. A cordoned node's letter is C."""
@@ -21,7 +21,7 @@ WARN = "bold color(136)"
 BAD = "bold color(160)"
 DIM = "color(244)"
 TITLE = "bold"
-SEVERITY = ("failed", "down", "fencing", "suspect", "draining", "joining", "warming", "drained", "standby", "active")
+SEVERITY = ("failed", "down", "suspect", "draining", "joining", "warming", "drained", "standby", "active")
 """Worst first."""
 JOB_STYLE = {
     "running": GOOD, "succeeded": GOOD, "migrating": "color(134)", "recovering": WARN, "waiting_for_nodes": BAD, "failed": BAD,

@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from tmrun.core.plural import many
-from tmrun.core.ranklist import ranks_text
+from tmrun.core.ranklist import ranks_named
 from tmrun.tui.styles import DIM, GOOD, TITLE, WARN, clip, seconds, size
 
 PHASES = ("detect", "bind", "comm", "state", "redo")
@@ -39,8 +39,7 @@ def going_on(migration: Mapping[str, Any], width: int, since_s: float | None = N
 
 def _moves(moves: Sequence[Mapping[str, Any]]) -> list[Text]:
     lines = [
-        Text(f"  slot {m['slot']} (ranks {ranks_text(m['ranks'])})  {m['leaver']} -> {m['joiner']}", no_wrap=True)
-        for m in moves[:MAX_MOVES]
+        Text(f"  slot {m['slot']} ({ranks_named(m['ranks'])})  {m['leaver']} -> {m['joiner']}", no_wrap=True) for m in moves[:MAX_MOVES]
     ]
     if len(moves) > MAX_MOVES:
         lines.append(Text(f"  and {many(len(moves) - MAX_MOVES, 'more slot')}", DIM))
@@ -88,7 +87,7 @@ def where_it_went(row: Mapping[str, Any], width: int) -> list[Text]:
 
 def line(row: Mapping[str, Any], *, split: bool = True) -> str:
     """A row of history in one line; ``split``: with the phases of its pause."""
-    who = f" {row['leaver']} -> {row['joiner']} (ranks {ranks_text(row['ranks'])})" if row["leaver"] else ""
+    who = f" {row['leaver']} -> {row['joiner']} ({ranks_named(row['ranks'])})" if row["leaver"] else ""
     paused = "" if row["pause_s"] is None else f", paused {row['pause_s']:.2f} s" + (f" ({phases_text(row)})" if split else "")
     moved = f", {size(row['bytes'])} moved" if row.get("bytes") else ""
     return f"epoch {row['epoch']} {row['cause']}{clip(who, 120)}{paused}{moved}"

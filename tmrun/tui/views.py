@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tmrun.core import conditions, report
-from tmrun.core.ranklist import ranks_text
+from tmrun.core.ranklist import ranks_named, ranks_text
 from tmrun.tui import grid as grids
 from tmrun.tui import timeline
 from tmrun.tui.grid import QUIET, attention, grid, legend
@@ -80,11 +80,16 @@ def numbers(status: Value) -> Text:
     line = Text(f"epoch {status['epoch']}  step {step}{pace}  ")
     if status["paused"]:
         line.append("AUTOMATION PAUSED", BAD).append("  ")
-    line.append("standby ").append(f"{standby['warm']}/{standby['wanted']} warm", GOOD if standby["warm"] >= standby["wanted"] else WARN)
+    line.append(standby_text(standby), GOOD if standby["warm"] >= standby["wanted"] else WARN)
     line.append(f"  coordinator {status['coordinator'] or '-'}")
     if status["gpus"]["total"]:
         line.append(f"  GPUs {gpus_text(status['gpus'])} in use")
     return line
+
+
+def standby_text(standby: Value) -> str:
+    """``standby 1/2 warm``."""
+    return f"standby {standby['warm']}/{standby['wanted']} warm" if standby["wanted"] or standby["warm"] else "no standby"
 
 
 def health(status: Value) -> list[Text]:
@@ -172,10 +177,14 @@ def event_line(event: Value) -> str:
     return f"{stamp} {who}{event['text']}"
 
 
+def _near(move: Value) -> str:
+    return f" (same {move['near']})" if move["near"] else ""
+
+
 def foresight_view(plan: Value) -> RenderableType:
     """What ``plan`` prints."""
     lines = [
-        Text(f"slot {m['slot']} (ranks {ranks_text(m['ranks'])}) {m['leaver']} -> {m['joiner']}; state from {m['source']}")
+        Text(f"slot {m['slot']} ({ranks_named(m['ranks'])}) {m['leaver']} -> {m['joiner']}{_near(m)}; state from {m['source']}")
         for m in plan["moves"]
     ]
     lines += [Text(f"note: {n}", DIM) for n in plan["notes"]]
@@ -275,7 +284,7 @@ def _details(screen: Screen, width: int, room: int, ui: Ui) -> list[Text]:
     shown = {
         "state": node["state"] + (", cordoned" if node["cordoned"] else ""),
         "reason": "; ".join(x for x in (node["reason"], node["cordon_reason"]) if x),
-        "slot": None if node["slot"] is None else f"{node['slot']} (ranks {ranks_text(node['ranks'])})",
+        "slot": None if node["slot"] is None else f"{node['slot']} ({ranks_named(node['ranks'])})",
         "pids": ", ".join(map(str, node["pids"])),
         "step": None if node["step"] is None else f"{node['step']}, {seconds(node['step_age_s'])} ago, {seconds(node['step_s'])} a step",
         "GPUs": f"{gpus_text(node['gpus'])} in use" if node["gpus"] and node["gpus"]["total"] else None,
