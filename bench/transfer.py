@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tmrun.worker import comm, transfer
+from tmrun.worker import comm, image, transfer
 from tmrun.worker.state import State
 
 
@@ -53,10 +53,10 @@ def end(rank: int, store: str, mb: int, repeats: int, results: Any) -> None:
     torch.set_num_threads(1)
     backend = comm.build(comm.CONTROL, dist.FileStore(store, 2), rank, 2, timedelta(minutes=5)).backend
     state, size = training(mb)
-    pieces = [torch.ones(transfer.PART, dtype=torch.uint8) for _ in range(size // transfer.PART)]
+    pieces = [torch.ones(image.PART, dtype=torch.uint8) for _ in range(size // image.PART)]
     plain, moved = [], []
     for _ in range(repeats):
-        plain.append(timed(backend, rank, lambda: send_plain(backend, rank, pieces)) * size / (len(pieces) * transfer.PART))
+        plain.append(timed(backend, rank, lambda: send_plain(backend, rank, pieces)) * size / (len(pieces) * image.PART))
         moved.append(timed(backend, rank, lambda: move(backend, rank, state)))
     if rank == 1:
         results.put((size, plain, moved))

@@ -52,6 +52,15 @@ class FakeNccl(dist.ProcessGroupGloo):
     def eager_connect_single_device(self, device: torch.device | None) -> None:
         note(self, f"initialised on {device}")
 
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        """Only when called from Python: tmrun moves a state."""
+        note(self, "sends")
+        return super().send(tensors, rank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        note(self, "receives")
+        return super().recv(tensors, rank, tag)
+
     def abort(self) -> None:
         time.sleep(0.1)  # as long as it takes NCCL
         self._opened.made.abort()

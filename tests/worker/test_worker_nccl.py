@@ -337,8 +337,11 @@ def assert_frees_before_use(told: list[tuple[float, int, str, int]], step: int, 
 
 
 @pytest.mark.parametrize(("backend", "how"), [pytest.param("cpu:nccl", "shim", marks=needs_shim), (BOTH, "slot")])
-def test_training_is_bitwise_the_same(cluster: Make, same: Same, nursery: Nursery, backend: str, how: str) -> None:
-    job = cluster(2, TEST_BACKEND=backend, TMRUN_SWITCH=how, TEST_PACE_S="0.05", TMRUN_TEST_KILL="0:14:backward")
+def test_training_is_bitwise_the_same(cluster: Make, same: Same, nursery: Nursery, tmp_path: Path, backend: str, how: str) -> None:
+    """With the state moved over NCCL where that reaches the tensors: a communicator for a drain, the new world after a crash."""
+    environment = {"TEST_BACKEND": backend, "TMRUN_SWITCH": how, "TEST_PACE_S": "0.05", "TMRUN_TEST_KILL": "0:14:backward"}
+    (log := tmp_path / "nccl").mkdir()
+    job = cluster(2, **environment, TEST_NCCL_LOG=str(log))
     job.nursery = nursery
     drained, healed = job.standby(1), job.standby(0)
     job.start()
@@ -347,3 +350,8 @@ def test_training_is_bitwise_the_same(cluster: Make, same: Same, nursery: Nurser
     job.died(0)
     assert job.heal({0: healed}) == 14
     same(job, unlogged=((0, 14),))
+    for joiner in (drained, healed):
+        received = {serial for _, serial, what, _ in notes(log, joiner.pid) if what == "receives"}
+        aborted = {serial for _, serial, what, _ in notes(log, joiner.pid) if what == "aborted"}
+        assert len(received) == (backend != BOTH)
+        assert bool(received & aborted) == (joiner is drained and backend != BOTH), "the drain's own is given back"

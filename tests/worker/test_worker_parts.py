@@ -23,7 +23,7 @@ from fake_agent import FakeAgent
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import api, comm, comm_gloo, handover, rng, transfer, values, vote
+from tmrun.worker import api, comm, comm_gloo, handover, image, rng, transfer, values, vote
 from tmrun.worker.agent_store import AgentStore, SwitchStore
 from tmrun.worker.ballots import Ledger
 from tmrun.worker.board import Board, Pending
@@ -294,14 +294,15 @@ def test_a_successor_becomes_its_source_in_place(pair: Any, source_steps: int, j
 
 @pytest.mark.parametrize("sizes", [[], [0, 5], [(1 << 20) - 1] * 40, [3, 100 << 20, 7, 1 << 20, 64 << 20]])
 def test_parts_cover_every_byte_once(sizes: list[int]) -> None:
-    parts = list(transfer.parts_of(sizes, [n % 3 != 1 for n in range(len(sizes))]))
-    assert all(len({span.tensor % 3 == 1 for span in part}) == 1 for part in parts)
+    numbers = range(len(sizes))
+    parts = list(image.parts_of(sizes, [n % 3 != 1 for n in numbers], ["cuda" if n % 2 else "cpu" for n in numbers]))
+    assert all(len({(span.tensor % 3 == 1, span.tensor % 2) for span in part}) == 1 for part in parts)
     seen: dict[int, int] = dict.fromkeys(range(len(sizes)), 0)
     for tensor, start, end in sorted(span for part in parts for span in part):
         assert start == seen[tensor] < end
         seen[tensor] = end
     assert list(seen.values()) == sizes
-    assert all(sum(s.end - s.start for s in part) <= transfer.PART for part in parts)
+    assert all(sum(s.end - s.start for s in part) <= image.PART for part in parts)
     assert all(len(part) == 1 or max(s.end - s.start for s in part) < 1 << 20 for part in parts)
 
 
@@ -338,11 +339,57 @@ def test_tensors_of_every_shape_arrive_in_place_and_are_told_of(pair: Any) -> No
     assert told[-1][0] == told[-1][1] == sum(t.nbytes for t in states[0].tensors()["odd"].values()) + (-12 % 16) + (-8 % 16)
 
 
+class Counting:
+    """A backend that says how much went through it, and how much of that it read or wrote in place."""
+
+    def __init__(self, inner: Any, owned: State) -> None:
+        self._inner, self._places = inner, {t.untyped_storage().data_ptr() for t in owned.tensors()["odd"].values()}
+        self.bytes = self.in_place = 0
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        return self._count(tensors[0]) and self._inner.send(tensors, rank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        return self._count(tensors[0]) and self._inner.recv(tensors, rank, tag)
+
+    def _count(self, tensor: torch.Tensor) -> bool:
+        self.bytes += tensor.nbytes
+        self.in_place += tensor.untyped_storage().data_ptr() in self._places and tensor.nbytes
+        return True
+
+
+@pytest.mark.parametrize("ring", [2], indirect=True)
+def test_what_a_device_holds_goes_from_device_to_device(ring: list[comm.Communicator], pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tensors straight from and into their memory; beside them the receiver needs room for the parts that are under way only."""
+    monkeypatch.setattr(image, "PART", 1 << 20)
+    states = [State(modules={"odd": Odd()}), State(modules={"odd": Odd()})]
+    own = [Counting(end.backend, state) for end, state in zip(pair, states, strict=True)]
+    room: list[int] = []
+    plain = image.Image._buffer
+
+    def counted(*args: Any) -> torch.Tensor:
+        buffer = plain(*args)
+        room.append(buffer.nbytes)
+        return buffer
+
+    monkeypatch.setattr(image.Image, "_buffer", counted)
+    together(
+        lambda: transfer.send_source(ring[0].backend, 1, states[0], {}, direct={"cpu": own[0]}),  # type: ignore[dict-item]
+        lambda: transfer.receive_source(ring[1].backend, 0, states[1], direct={"cpu": own[1]}),  # type: ignore[dict-item]
+    )
+    assert equal(contents(states[0]), contents(states[1]))
+    size = sum(t.nbytes for t in states[0].tensors()["odd"].values())
+    assert own[0].bytes == own[1].bytes and size <= own[0].bytes < size + 64
+    strided = states[0].modules["odd"].strided.nbytes
+    assert own[0].in_place == own[1].in_place > size - strided - 100
+    assert sum(room) < 200, "only what is small was packed"
+
+
 @pytest.mark.parametrize("ring", [4], indirect=True)
 def test_several_sources_each_send_a_share(ring: list[comm.Communicator], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters and optimizer come from all, buffers from the first, though they differ."""
-    monkeypatch.setattr(transfer, "PART", 256)
-    monkeypatch.setattr(transfer, "_LARGE", 64)
+    monkeypatch.setattr(image, "PART", 256)
+    monkeypatch.setattr(image, "_LARGE", 64)
     torch.manual_seed(0)
     states = [trained(2, width=40) for _ in range(4)]
     for replica in states[1:3]:

@@ -68,6 +68,13 @@ class Plan:
         """Bootstrap id of a communicator of this migration."""
         return f"m{self.prepare.migration}/{name}"
 
+    @property
+    def direct_kinds(self) -> Kinds:
+        """With what a leaver and its joiner reach each other's devices: what all ranks have for theirs, if that only queues."""
+        here = self.device.type
+        world: Kinds = next((group.kinds for group in self.groups if len(group.ranks) == self.world), {})
+        return {here: world[here]} if here in world and world[here].QUEUED else {}
+
 
 @dataclass
 class Built:
@@ -79,6 +86,8 @@ class Built:
     """Groups of this rank that keep their connections though a rank was lost."""
     control: Communicator | None = None
     transfer: Communicator | None = None
+    direct: Communicator | None = None
+    """Beside ``transfer``, for tensors on a device."""
 
 
 class Build:
@@ -204,6 +213,8 @@ class Build:
         else:
             store.set(self.plan.id_of(f"{name}/go"), "1")
         self.built.transfer = self._build(store, comm.CONTROL, name, place, 2)
+        if kinds := self.plan.direct_kinds:
+            self.built.direct = self._build(store, kinds, f"{name}d", place, 2, like=Like(self.plan.device))
 
     def _lasting(self, name: str) -> comm.LastingStore:
         client = self._open_store()

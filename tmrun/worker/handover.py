@@ -25,21 +25,23 @@ from tmrun.worker.board import Pending
 from tmrun.worker.comm import Backend
 from tmrun.worker.process import SETTLED_STEPS, Counters, Process
 from tmrun.worker.state import objects_of, random_of
+from tmrun.worker.transfer import Direct
 
 MOST_SOURCES = 4
 """Live replicas that send to one joiner at the same time."""
 
 
-def give_all(process: Process, backend: Backend, step: int) -> None:
+def give_all(process: Process, backend: Backend, direct: Direct, step: int) -> None:
     """A leaver's last duty; returns when the joiner has everything."""
     witnessed = {rank: process.ledger.said(rank, step - 1) for rank in (process.rank, *process.wards)}
-    _, digest = transfer.send_source(backend, 1, process.state, {**_everything(process, step), "witnessed": witnessed}, transfer.STALL)
+    tree = {**_everything(process, step), "witnessed": witnessed}
+    _, digest = transfer.send_source(backend, 1, process.state, tree, transfer.STALL, direct=direct)
     transfer.await_acknowledgement(backend, 1, digest)
 
 
-def take_all(process: Process, backend: Backend) -> int:
+def take_all(process: Process, backend: Backend, direct: Direct) -> int:
     """The joiner's side of ``give_all``. Returns bytes received."""
-    tree, received, digest = transfer.receive_source(backend, 0, process.state, transfer.STALL, process.tell_transfer)
+    tree, received, digest = transfer.receive_source(backend, 0, process.state, transfer.STALL, process.tell_transfer, direct)
     process.state.put_objects(tree["objects"])
     transfer.acknowledge(backend, 0, digest)
     rng.restore(rng.decode(tree["rng"]))
@@ -52,7 +54,7 @@ def take_all(process: Process, backend: Backend) -> int:
 def feed(process: Process, pending: Pending, commit: wire.Commit) -> int:
     """Send what we owe to a failure's joiners. One that is gone again is the next failure's business. Returns bytes sent."""
     sent = 0
-    control = process.live.control
+    control, direct = process.live.control, process.live.direct
     assert control is not None
     voted = commit.target - 1
     try:
@@ -67,9 +69,10 @@ def feed(process: Process, pending: Pending, commit: wire.Commit) -> int:
             if source == process.rank:
                 own = objects_of(process.ledger.said(process.rank, voted))
                 tree = {**_common(process, commit.target), "objects": process.state.encoded_objects(), "voted": own}
-                sent += transfer.send_source(control.backend, joiner, process.state, tree, sources=sources)[0]
+                sent += transfer.send_source(control.backend, joiner, process.state, tree, sources=sources, direct=direct)[0]
             elif process.rank in sources:
-                sent += transfer.send_share(control.backend, joiner, process.state, len(sources), sources.index(process.rank))
+                which = sources.index(process.rank)
+                sent += transfer.send_share(control.backend, joiner, process.state, len(sources), which, direct)
             if witness == process.rank:
                 sent += transfer.send_needs(control.backend, joiner, process.ledger.said(joiner, voted))
         if not commit.rollback:
@@ -85,7 +88,8 @@ def _sources(process: Process, joiner: int, first: int, moved: tuple[int, ...]) 
     """Who sends a part of the joiner's tensors: the same answer on all stayers, for all know all signatures."""
     stayers = tuple(r for r in range(process.world) if r not in moved)
     others = [r for r in process.ledger.replicas(joiner, stayers) if r != first]
-    return (first, *others[: MOST_SOURCES - 1])
+    most = 1 if process.live.direct else MOST_SOURCES  # a device takes one part after the other anyway
+    return (first, *others[: most - 1])
 
 
 def be_fed(process: Process, pending: Pending, commit: wire.Commit) -> int:
@@ -93,7 +97,9 @@ def be_fed(process: Process, pending: Pending, commit: wire.Commit) -> int:
     control = process.live.control
     assert control is not None
     source, witness = _origins(commit, process.rank)
-    tree, received, _ = transfer.receive_source(control.backend, source, process.state, told=process.tell_transfer)
+    tree, received, _ = transfer.receive_source(
+        control.backend, source, process.state, told=process.tell_transfer, direct=process.live.direct
+    )
     _adopt(process, tree, since_reset=0)
     if commit.rollback:
         process.state.put_objects(tree["objects"])

@@ -25,7 +25,7 @@ from tmrun.worker import comm, device
 from tmrun.worker.agent_store import AgentStore, SwitchStore
 from tmrun.worker.board import Board, Pending
 from tmrun.worker.build import CONTROL, Built
-from tmrun.worker.comm import Communicator, Connection, Making
+from tmrun.worker.comm import Backend, Communicator, Connection, Making
 from tmrun.worker.device import Device
 from tmrun.worker.groups import Group, Groups, Switching, choose
 from tmrun.worker.identity import Identity
@@ -59,6 +59,8 @@ class Live:
     base: SwitchStore | None = None
     device: Device = field(default_factory=device.Cpu)
     """Set when the loop begins (``device.of``)."""
+    direct: dict[str, Backend] = field(default_factory=dict)
+    """After a switch, until state has moved: what all ranks now have for devices that only queue (``transfer``)."""
     waits_for_device: bool = False
     """Whether the main thread waits for what was queued, and may use its CPU for it."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -243,6 +245,7 @@ class Live:
         with self.lock:
             old, retired = self.groups.install(built.groups, pending.id), self.control
             self.control, built.control = built.control, None
+            self.direct = self._direct(built)
             self._close_lost(built, pending)
             self.switching.rehearse(False)
             self.switching.fail(False)
@@ -255,6 +258,13 @@ class Live:
         built.groups = {}  # else these references would keep the communicators alive, until a garbage collection
         threading.Thread(target=self._retire, args=(old, retired), name="tmrun-release", daemon=True).start()
         return time.perf_counter() - began
+
+    def _direct(self, built: Built) -> dict[str, Backend]:
+        for group in self.groups:
+            new = built.groups.get(group.name)
+            if new is not None and len(group.ranks) == self.who.world:
+                return {device: backend for device, backend in new.backends.items() if group.kinds[device].QUEUED}
+        return {}
 
     def _come_to_rest(self) -> None:
         """No kernel of an aborted communicator, and nothing queued behind it, may run once state is put back."""

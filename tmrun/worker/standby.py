@@ -13,7 +13,7 @@ import time
 
 from tmrun import wire
 from tmrun.core.watchdog import Place
-from tmrun.worker import coverage, fixups, handover, mail, roles, sandbox, stayer
+from tmrun.worker import comm, coverage, fixups, handover, mail, roles, sandbox, stayer
 from tmrun.worker.board import Pending
 from tmrun.worker.build import Role
 from tmrun.worker.link import fence
@@ -43,6 +43,7 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     began = time.monotonic()
     try:
         received = _receive(process, pending, commit)
+        process.live.direct = {}
     except RuntimeError as error:  # whoever sent it is gone: not the script's fault, another joiner may be luckier
         fence(f"rank {process.rank} could not receive its state: {error}")
     phases["state"] = time.monotonic() - began
@@ -68,8 +69,13 @@ def _receive(process: Process, pending: Pending, commit: wire.Commit) -> int:
         fixups.reset_ddp(process.state.ddps)
         return handover.be_fed(process, pending, commit)
     assert pending.build is not None
-    assert pending.build.built.transfer is not None
-    return handover.take_all(process, pending.build.built.transfer.backend)
+    built = pending.build.built
+    assert built.transfer is not None
+    if built.direct is None:
+        return handover.take_all(process, built.transfer.backend, {})
+    received = handover.take_all(process, built.transfer.backend, built.direct.backends)
+    comm.vacate([built.direct.connection])
+    return received
 
 
 def _await_commit(process: Process) -> tuple[Pending, dict[str, float]]:

@@ -51,6 +51,7 @@ def stop_here(process: Process, pending: Pending, number: int) -> None:
         _leave(process, pending, number)
     process.ledger.switched()
     switch_s = process.live.install(pending, process.board)
+    process.live.direct = {}
     handover.restart_snapshots(process, number)
     process.pulse.switched()
     process.pace.switched(pending.commit.epoch, redo=False)
@@ -60,8 +61,9 @@ def stop_here(process: Process, pending: Pending, number: int) -> None:
 
 def _leave(process: Process, pending: Pending, number: int) -> NoReturn:
     assert pending.build is not None
-    assert pending.build.built.transfer is not None
-    handover.give_all(process, pending.build.built.transfer.backend, number)
+    built = pending.build.built
+    assert built.transfer is not None
+    handover.give_all(process, built.transfer.backend, built.direct.backends if built.direct else {}, number)
     flush_everything()
     process.link.send(wire.Left(pending.prepare.epoch))
     os._exit(0)
@@ -149,6 +151,7 @@ def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None
     handover.restart_snapshots(process, commit.target)
     began = time.monotonic()
     sent = handover.feed(process, pending, commit)
+    process.live.direct = {}
     # a peer that vanished without a word shows only as a step that does not end
     sign = min(trouble.since, process.pace.overdue_at) if trouble else process.pace.overdue_at
     phases = {
