@@ -15,7 +15,24 @@ from tmrun_agent.chaos import Chaos
 
 from tmrun.cli import chaos, jobs
 from tmrun.core.codec import encode
-from tmrun.core.model import End, Fault, FaultKind, Host, Incarnation, JobState, Pause, Seat
+from tmrun.core.model import (
+    End,
+    Event,
+    Fault,
+    FaultKind,
+    Head,
+    Host,
+    Incarnation,
+    JobState,
+    Kind,
+    Move,
+    Pause,
+    RankMap,
+    Resume,
+    Run,
+    Seat,
+    Timing,
+)
 from tmrun.core.node import Group, Purpose
 from tmrun.store.memory import MemoryStore
 
@@ -83,6 +100,33 @@ def test_the_agent_does_it_once(tmrun: Any, store: MemoryStore, played: Hands, w
     assert again.code == 0 and played.did[-1] == ("kill", 501, "SIGKILL"), "the next one replaces what is over"
 
 
+def test_it_watches_until_the_job_trains_again(tmrun: Any, store: MemoryStore, played: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "_LOOK_S", 0.05)
+    late = tmrun("chaos", "kill", "node1", "-y", "--deadline", "100ms")
+    assert late.code == 4 and "not over within 0.1 s; see `tmrun status`" in late.err
+    seats = (*map(seat, ("node0", "node10", "node2", "node3")),)
+    moved = RankMap(3, Kind.FAILURE, seats, 1, 2, (Move(1, seat("node1"), seat("node10")),), Resume(61), "killed")
+    news = {
+        KEYS.event("node0.1", 9): Event(2e9, Host("node0"), "committed epoch 3"),
+        KEYS.run(1): Run(1, Host("node10"), seat("node10").incarnation, 3, (21, 22), True),
+        KEYS.map(3): moved,
+        KEYS.head: Head(3, 0, 2),
+        KEYS.timing(3, 0): Timing(0, "stayer", {"wait": 0.2}, redo_s=0.1, pause_s=0.4, resumed=True),
+        KEYS.timing(3, 2): Timing(2, "joiner", {"state": 0.1}, bytes=10),
+    }
+
+    def heal() -> str:
+        for key, record in news.items():
+            store.put(key, encode(record))
+        return ""
+
+    real = chaos._outcome
+    monkeypatch.setattr(chaos, "_outcome", lambda c, b: heal() if job(store).epoch == 2 else real(c, b))
+    told = tmrun("chaos", "kill", "node1", "-y")
+    assert told.code == 0, told.err
+    assert "node0: committed epoch 3" in told.out and told.out.splitlines()[-1].startswith("epoch 3: step 61 ran; paused 0.40 s (")
+
+
 def test_a_worker_that_is_not_there_is_nothing_to_do(
     tmrun: Any, store: MemoryStore, played: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +182,9 @@ def test_what_cannot_be_done_is_refused(tmrun: Any, store: MemoryStore, monkeypa
     nobody = tmrun("chaos", "kill", "node2", "-y")
     assert nobody.code == 1 and "the agent of node2 did not take it within 0.1 s; it is taken back, nothing was done" in nobody.err
     assert job(store).faults == {}
-    store.commit(Txn((), (Delete(KEYS.member("node3")),), "gone"))
+    store.put(KEYS.fault("node2"), encode(Fault("c-1", Host("node2"), seat("node2").incarnation, FaultKind.KILL)))
+    assert "node2 has not carried out what was asked of it before" in tmrun("chaos", "kill", "node2", "-y").err
+    store.commit(Txn((), (Delete(KEYS.member("node3")), Delete(KEYS.fault("node2"))), "gone"))
     silent = tmrun("chaos", "kill", "node3", "-y")
     assert silent.code == 3 and "node3 does not answer: there is no agent that could do it" in silent.err
     store.put(KEYS.pause, encode(Pause("x")))

@@ -16,7 +16,7 @@ import click
 from tmrun.cli import events, jobs, options, read
 from tmrun.cli.jobs import Connection
 from tmrun.core import planner, transactions
-from tmrun.core.errors import NotFoundError, RefusedError, StillRunningError, TmrunError, UsageError
+from tmrun.core.errors import NotFoundError, OutcomeUnknown, RefusedError, StillRunningError, TmrunError, UsageError
 from tmrun.core.membership import Job
 from tmrun.core.model import FENCE_SHARE, Event, Fault, FaultKind, Host, JobState, Kind
 from tmrun.core.ranklist import ranks_named
@@ -26,6 +26,8 @@ from tmrun.tui import launch_view, views
 _TAKE_S = 10.0
 """An agent looks at its keys as soon as they change; one that does not is busy with something else."""
 _LOOK_S = 0.5
+_REST_S = 0.2
+"""What is told of the end follows the end closely."""
 _SILENT_TTLS = 3.0
 """Long enough to be given up for dead, and to come back."""
 
@@ -83,6 +85,9 @@ def _wanted(job: Job, kind: FaultKind, hosts: Sequence[Host], rank: int | None, 
     member = job.members.get(hosts[0])
     if member is None or job.spec is None:
         raise RefusedError(f"{hosts[0]} does not answer: there is no agent that could do it")
+    old = job.faults.get(hosts[0])
+    if old is not None and not old.told and old.incarnation == member.value.incarnation:
+        raise RefusedError(f"{hosts[0]} has not carried out what was asked of it before; try again in a moment")
     if job.pause is not None and job.map is not None and job.map.slot_of_host(hosts[0]) is not None:
         raise RefusedError("automatic replacement is paused, nobody would take the ranks over; `tmrun resume` first")
     slot = job.map.slot_of_host(hosts[0]) if job.map else None
@@ -129,7 +134,10 @@ def _inflict(connection: Connection, current: Job, fault: Fault, what: str) -> s
         time.sleep(0.05)
     if connection.store.commit(transactions.withdraw_fault(current, fault)).succeeded:
         raise TmrunError(f"the agent of {fault.host} did not take it within {_TAKE_S:g} s; it is taken back, nothing was done")
-    return _taken(connection, fault) or f"{what}: done"
+    taken = _taken(connection, fault)
+    if not taken:
+        raise OutcomeUnknown(f"{fault.host} was asked for another fault meanwhile; whether it did this one is not known")
+    return taken
 
 
 def _taken(connection: Connection, fault: Fault) -> str:
@@ -155,25 +163,32 @@ def _watch(connection: Connection, stream: events.Stream, before: Job, deadline_
     """Tell what happens until the job trains again. Raises StillRunningError, TmrunError."""
     began = time.monotonic()
     try:
-        while not _over(connection, before):
+        while not (outcome := _outcome(connection, before)):
             if deadline_s is not None and time.monotonic() - began > deadline_s:
                 raise StillRunningError(f"not over within {deadline_s:g} s; see `tmrun status`")
-            for event in stream.next(_LOOK_S) or ():
-                click.echo(views.event_line(event))
+            _tell(stream.next(_LOOK_S))
+        while (told := stream.next(_REST_S)) is not None:
+            _tell(told)
+        click.echo(outcome)
     except KeyboardInterrupt:
         click.echo("tmrun: not watching any more; see `tmrun status`", err=True)
         raise
 
 
-def _over(connection: Connection, before: Job) -> bool:
+def _tell(told: list[dict[str, Any]] | None) -> None:
+    for event in told or ():
+        click.echo(views.event_line(event))
+
+
+def _outcome(connection: Connection, before: Job) -> str:
+    """What became of it; empty: it is not over. Raises TmrunError."""
     status: dict[str, Any] = read.read_status(connection)
     if status["exit_code"] is not None:
         raise TmrunError(f"the job has ended ({status['state']}: {status['reason']})")
     row = status["last"]
     if status["epoch"] <= before.epoch or status["state"] != JobState.RUNNING.value or status["migration"] is not None:
-        return False
+        return ""
     if row["cause"] != Kind.RESTART.value and row["pause_s"] is None:
-        return False
+        return ""
     again = f"all workers started again ({row['reason']})" if row["cause"] == Kind.RESTART.value else launch_view.migrated(row)
-    click.echo(f"epoch {status['epoch']}: {again}")
-    return True
+    return f"epoch {status['epoch']}: {again}"
