@@ -13,9 +13,10 @@ import torch
 from cluster import Cluster
 from nursery import Nursery
 
-from tmrun.worker import device, live, shim
+from tmrun.worker import coverage, device, live, shim
 from tmrun.worker.live import Live
 from tmrun.worker.process import VoteBroken
+from tmrun.worker.record import Replay
 from tmrun.worker.runtime import Runtime
 
 Make = Callable[..., Cluster]
@@ -99,6 +100,12 @@ def test_where_the_tensors_are() -> None:
     gpu: Any = SimpleNamespace(device=torch.device("cuda", 3))
     found = device.of([torch.ones(1), gpu])
     assert found.torch_device == torch.device("cuda", 3)
+
+
+def test_a_standby_says_what_it_waits_with() -> None:
+    report = coverage.rehearsal(2, 1.0, 3, Replay(lambda: None), device.Memory(900, 1000, 1600))
+    assert report.waiting_mb == {"tensors": 900, "kept": 1000, "device": 1600}
+    assert coverage.rehearsal(2, 1.0, 3, Replay(lambda: None), device.Cpu().memory()).waiting_mb == {}
 
 
 @pytest.mark.parametrize("how", ["slot", pytest.param("shim", marks=pytest.mark.skipif(shim.load() is None, reason="not built"))])

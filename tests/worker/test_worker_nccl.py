@@ -354,4 +354,6 @@ def test_training_is_bitwise_the_same(cluster: Make, same: Same, nursery: Nurser
         received = {serial for _, serial, what, _ in notes(log, joiner.pid) if what == "receives"}
         aborted = {serial for _, serial, what, _ in notes(log, joiner.pid) if what == "aborted"}
         assert len(received) == (backend != BOTH)
+        alone = [what for _, _, what, members in notes(log, joiner.pid) if members == 1]
+        assert alone[:3] == ["made", "initialised on cpu", "aborted"], "a standby loads NCCL before it waits"
         assert bool(received & aborted) == (joiner is drained and backend != BOTH), "the drain's own is given back"

@@ -169,6 +169,28 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """How well an accelerator is, as far as a worker could find out; see ``gpus``. Empty, 0 and -1: not known, or nothing to tell.
+
+    ``uncorrected``: memory errors since its last reset. ``throttled``: why its clock is low. ``slowdown_c``: where it slows down.
+    ``links_up``: NVLinks. ``xids``: of it in the kernel's log. ``tflops``, ``copy_gb_s``: of a short test.
+    """
+
+    name: str
+    kind: str = ""
+    uncorrected: int = 0
+    remap_pending: bool = False
+    remap_failed: bool = False
+    throttled: tuple[str, ...] = ()
+    temperature_c: int = 0
+    slowdown_c: int = 0
+    links_up: int = -1
+    xids: tuple[int, ...] = ()
+    tflops: float = 0.0
+    copy_gb_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What a worker runs on and takes, as it found out itself; of a node, of its weakest worker. Empty and 0: not known.
 
@@ -185,6 +207,8 @@ class Machine:
     step_s: float = 0.0
     gpus: int = 0
     gpus_used: tuple[str, ...] = ()
+    health: tuple[Gpu, ...] = ()
+    """Of those that are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +216,8 @@ class Rehearsal:
     """What a worker's rehearsal warmed; of a node, of its last worker to be warm.
 
     ``rank``: the one that was rehearsed. ``replayed``: collectives that were given what the live ranks recorded; ``synthesised``:
-    collective -> calls that were given made-up values. ``compiled``: graphs that torch.compile made.
+    collective -> calls that were given made-up values. ``compiled``: graphs that torch.compile made. ``waiting_mb``: what it takes of its
+    device while it waits: in tensors, kept by torch (them included), on the whole device; empty without one.
     """
 
     rank: int
@@ -201,6 +226,7 @@ class Rehearsal:
     replayed: int = 0
     synthesised: dict[str, int] = field(default_factory=dict)
     compiled: int = 0
+    waiting_mb: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

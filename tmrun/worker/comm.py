@@ -135,6 +135,9 @@ class Kind(Protocol):
     def making(self) -> AbstractContextManager[Making]:
         """Around the construction of a process group."""
 
+    def warm(self, like: Like) -> None:
+        """Load what a process's first communicator loads."""
+
 
 Kinds = Mapping[str, Kind]
 """Device type -> its kind."""
@@ -243,6 +246,12 @@ class _Makings:
 
     def connection(self, backend: Any) -> Connection:
         return joined([making.connection(backend(devices[0])) for devices, making in self._parts])
+
+
+def warm(groups: Iterable[Kinds], device: torch.device) -> None:
+    """Do once what the first communicators of such groups would else do when they are needed."""
+    for kind in {kind.NAME: kind for kinds in groups for kind in kinds.values()}.values():
+        kind.warm(Like(device))
 
 
 @contextmanager

@@ -86,6 +86,10 @@ def making() -> Opened:
     return Opened()
 
 
+def warm(like: Like) -> None:
+    """There is nothing to load."""
+
+
 class Opened:
     """The sockets that appeared while something was constructed."""
 

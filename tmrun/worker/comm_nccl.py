@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import graphs, native
@@ -160,6 +160,12 @@ class Nccl:
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch end every process of an NCCL group when one is lost; use INFO or leave it out"
             )
         yield _Making()
+
+    def warm(self, like: Like) -> None:
+        """A communicator of this process alone: the library, its kernels, topology and plugins; and proof that NCCL works here."""
+        backend, handle = self.build(HashStore(), 0, 1, BUILD_TIMEOUT, like)
+        handle.vacate()
+        del backend
 
 
 NCCL = Nccl("nccl", _Type.NCCL)

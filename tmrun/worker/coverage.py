@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 import tmrun
-from tmrun.core.model import Machine, Rehearsal
+from tmrun.core.model import Gpu, Machine, Rehearsal
+from tmrun.worker.device import Memory
 from tmrun.worker.record import Replay, name_of
 
 _MB = 1 << 20
@@ -56,18 +57,19 @@ class Meter:
         return time.monotonic()
 
 
-def rehearsal(rank: int, seconds: float, steps: int, replay: Replay) -> Rehearsal:
-    """The report of a rehearsal that is over."""
-    return Rehearsal(rank, seconds, steps, replay.replayed, dict(replay.synthesised), _graphs())
+def rehearsal(rank: int, seconds: float, steps: int, replay: Replay, memory: Memory | None) -> Rehearsal:
+    """The report of a rehearsal that is over. ``memory``: what the process waits with."""
+    waiting = {"tensors": memory.allocated_mb, "kept": memory.reserved_mb, "device": memory.device_mb} if memory else {}
+    return Rehearsal(rank, seconds, steps, replay.replayed, dict(replay.synthesised), _graphs(), waiting)
 
 
-def machine(step_s: float, local_world: int) -> Machine:
+def machine(step_s: float, local_world: int, health: tuple[Gpu, ...] = ()) -> Machine:
     """This process's machine."""
     software = {"python": platform.python_version(), "torch": torch.__version__, "tmrun": tmrun.__version__}
     if _on_gpu():
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         name, count, used = torch.cuda.get_device_name(), torch.cuda.device_count(), _gpus_used()
-        return Machine(name, _driver(), software, total // _MB, _reserved() // _MB, step_s, count, used)
+        return Machine(name, _driver(), software, total // _MB, _reserved() // _MB, step_s, count, used, health)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world
     return Machine("cpu", "", software, memory // _MB, _resident() // _MB, step_s)
 

@@ -16,11 +16,13 @@ import torch.distributed as dist
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
+from tmrun.core.model import Gpu
 from tmrun.worker import vote
 from tmrun.worker.ballots import Ledger
 from tmrun.worker.board import Board, Pending
 from tmrun.worker.comm import MISUSE, SIGNS
 from tmrun.worker.coverage import FirstStep, Meter
+from tmrun.worker.gpu_health import Probe
 from tmrun.worker.identity import Identity
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live
@@ -106,6 +108,8 @@ class Process:
     """Until this process's first live step is done: it records for others, or finds out what its own rehearsal missed."""
     meter: Meter = field(default_factory=Meter)
     priority: Priority = field(default_factory=Priority)
+    probe: Probe | None = None
+    """Of the GPU, once the loop began on one."""
     replay: Replay | None = None
     """While rehearsing."""
     snapshots: Snapshots = field(init=False)
@@ -140,6 +144,10 @@ class Process:
     def report_progress(self, number: int) -> None:
         """Tell the agent which step begins."""
         self.link.send(wire.Progress(number, self.pace.step_s))
+
+    def gpus(self, patience_s: float) -> tuple[Gpu, ...]:
+        """How well the GPU is, as far as it was found out."""
+        return self.probe.result(patience_s) if self.probe is not None else ()
 
     def tell_transfer(self, done: int, total: int) -> None:
         """Tell the agent how much of our state has arrived."""

@@ -50,6 +50,7 @@ from tmrun.worker import (
     device,
     faults,
     fixups,
+    gpu_health,
     handover,
     identity,
     mail,
@@ -227,7 +228,9 @@ class Runtime:
             raise WorkerError(f"run.steps() {process.phase.value}: {hint}")
         process.state.encoded_objects()  # complain now about what cannot travel, not in a crash
         process.total, process.phase = total, Phase.LOOP
-        process.live.device = device.of(t for owned in process.state.tensors().values() for t in owned.values())
+        process.live.device = here = device.of(t for owned in process.state.tensors().values() for t in owned.values())
+        if here.torch_device.type == "cuda" and process.probe is None:
+            process.probe = gpu_health.Probe(here.torch_device.index).start()
         process.snapshots.place(process.rank, process.world, process.who.local_world)
         if not self.sandboxed and process.rank == 0:
             self._warn_of_suspects()
@@ -378,7 +381,7 @@ class Runtime:
             epoch, redo_s, pause_s = resumed
             process.link.send(wire.Resumed(epoch, number, redo_s, pause_s, cold))
         if process.counters.done == _MEASURED_STEPS:
-            process.link.send(wire.Measured(coverage.machine(process.pace.step_s, process.who.local_world)))
+            process.link.send(wire.Measured(coverage.machine(process.pace.step_s, process.who.local_world, process.gpus(0))))
 
     def _first_step_done(self) -> dict[str, int]:
         """Nobody listens to collectives from here on. What was cold in a joiner's first step."""

@@ -20,13 +20,20 @@ from tmrun.worker.link import fence
 from tmrun.worker.output import Redirection
 from tmrun.worker.process import SETTLED_STEPS, Counters, Process
 
+_READING_S = 20.0
+"""How long the driver may take to tell of the GPU."""
+
 
 def take_over(process: Process, redirection: Redirection, rehearsed_s: float) -> int:
     """Park until this process is given a rank, and become it; returns the step at which it goes on."""
     replay = process.replay
     assert replay is not None
-    report = coverage.rehearsal(process.rank, rehearsed_s, SETTLED_STEPS, replay)
-    process.link.send(wire.Warm(coverage.machine(process.meter.step_s, process.who.local_world), report))
+    live = process.live
+    comm.warm((group.kinds for group in live.groups), live.device.torch_device)
+    process.state.drop_gradients()
+    live.device.trim()
+    report = coverage.rehearsal(process.rank, rehearsed_s, SETTLED_STEPS, replay, live.device.memory())
+    process.link.send(wire.Warm(coverage.machine(process.meter.step_s, process.who.local_world, process.gpus(_READING_S)), report))
     process.pulse.at(Place.PARKED)
     pending, phases = _await_commit(process)
     commit = pending.commit
@@ -35,7 +42,6 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     process.sandboxed, process.replay, process.recorder = False, None, coverage.FirstStep(replay)
     process.counters = Counters(SETTLED_STEPS)  # from here on another failure's Prepare is ours to answer, as a stayer
     process.live.publish()
-    process.state.drop_gradients()
     _name_own_groups(pending)
     phases["switch"] = process.live.install(pending, process.board)
     for model in process.state.ddps:
