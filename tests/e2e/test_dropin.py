@@ -122,11 +122,11 @@ def test_a_failure_is_told_from_its_cause(lab: Lab, tmp_path: Path) -> None:
     assert (folder / "attempt_0/1/stdout.log").read_text().startswith("start 3 0 1")
 
 
-SIGNALLED = """
+SIGNALLED = r"""
 import os, signal, sys, time
 for name in ("SIGUSR1", "SIGINT"):
-    signal.signal(getattr(signal, name), lambda number, _: print("got", signal.Signals(number).name, flush=True))
-print("ready", flush=True)
+    signal.signal(getattr(signal, name), lambda number, _: sys.stdout.write(f"got {signal.Signals(number).name}\n"))  # in one piece
+sys.stdout.write("ready\n")
 while True: time.sleep(0.1)
 """
 
