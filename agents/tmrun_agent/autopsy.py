@@ -14,6 +14,7 @@ from typing import Any
 
 from tmrun.core.failure import is_echo
 from tmrun.core.model import Failure, Host
+from tmrun.core.policy import EXIT_DISK
 from tmrun_agent.logs import WorkerOutput
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -43,10 +44,10 @@ def examine(pid: int, local_rank: int, code: int, output: WorkerOutput, kills_be
     if code == 0:
         return Death(pid, local_rank, 0, now)
     shell_code = code if code >= 0 else 128 - code
-    hint = memory_hint(shell_code, oom_kills() - kills_before)
+    hint = memory_hint(shell_code, oom_kills() - kills_before) or disk_hint(shell_code)
     message, stack, when = read_error(output.error_file)
     how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-    what = hint or message
+    what = "; ".join(x for x in (hint, message) if x) if shell_code == EXIT_DISK else hint or message
     summary = f"{how}: {what}" if what else how
     name = signal_name(-code) if code < 0 else ""
     return Death(pid, local_rank, shell_code, when or now, name, summary, message, stack, output.tail(), output.folder, hint)
@@ -91,6 +92,11 @@ def memory_hint(code: int, kills: int) -> str:
     if kills > 0:
         return "out of memory, says this host's cgroup; give the job more memory, or less to each worker"
     return "perhaps out of memory; `dmesg` on this host knows"
+
+
+def disk_hint(code: int) -> str:
+    """What a worker that took part says with this code."""
+    return "a disk of this host is full or fails" if code == EXIT_DISK else ""
 
 
 def oom_kills(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:

@@ -251,11 +251,11 @@ class Follower:
         if self._sink is not None:
             write_all(self._sink, text)
         if self._copy is not None and any(n.encode() in line for n in self._needles):
-            self._copy.write(text)
+            write_all(self._copy.fileno(), text)
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write; a reader that is gone is no reason to stop."""
+    """Write; a reader that is gone, or a disk that is full, is no reason to stop."""
     view = memoryview(data)
     try:
         while view:

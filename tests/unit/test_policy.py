@@ -30,6 +30,7 @@ def trouble(host: str, step: int, cause: Cause = Cause.CRASH, rank: int = 3) -> 
         (137, True, Cause.MEMORY),
         (143, True, Cause.KILLED),
         (76, False, Cause.KILLED),
+        (74, False, Cause.DISK),
     ],
 )
 def test_causes(code: int, memory: bool, cause: Cause) -> None:

@@ -104,6 +104,8 @@ _FAULTS: dict[str, Callable[[], object]] = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit": lambda: os._exit(3),
     "raise": _raise,
+    "print": lambda: print("x" * (1 << 16)),
+    "memory": lambda: [bytearray(b"x") * (1 << 24) for _ in range(1 << 12)],
 }
 
 

@@ -97,6 +97,8 @@ class Cause(str, Enum):
     CRASH = "crash"
     KILLED = "killed"
     MEMORY = "memory"
+    DISK = "disk"
+    """Full, or failing."""
     HANG = "hang"
     LOST = "lost"
     """A node that is gone."""

@@ -1,6 +1,6 @@
 """What a failure means and what is worth trying: asked by the coordinator, answers with a reason.
 
-    cause_of    what ended a worker: the program, a crash, somebody's SIGKILL, no memory, a hang; a node that is lost has no better cause
+    cause_of    what ended a worker: the program, a crash, somebody's SIGKILL, no memory, a full disk, a hang; a lost node has none better
     judge       move the ranks, or give up: the same death of the same rank on several hosts, at the same step, follows the ranks, and a
                 standby more would be wasted on it; so would the ninth failure in a row without a step of progress
     restart_delay   when an agent that was killed is started again: always, but ever later while its lives are short
@@ -22,9 +22,11 @@ from tmrun.core.model import Cause, Host, Incident, Kind, RankMap, Trouble
 
 EXIT_LOST = 76
 """What a worker ends with that lost its agent, or the sender of the state it was to take over: a machine's failure, not the program's."""
+EXIT_DISK = 74
+"""EX_IOERR of sysexits.h: what a worker that has joined ends with when its host's disk is full or fails."""
 _CRASHES = {4, 5, 6, 7, 8, 11}
 """SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: what a bug does as well as a bad machine."""
-SAME = {Cause.MEMORY: 2, Cause.CRASH: 2, Cause.HANG: 2}
+SAME = {Cause.MEMORY: 2, Cause.CRASH: 2, Cause.HANG: 2, Cause.DISK: 2}
 """So many earlier deaths of the same rank from this cause, without progress and on more than one host, prove that it follows the rank."""
 MAX_FUTILE = 8
 """Failures in a row without a step of progress, whatever their causes."""
@@ -47,6 +49,8 @@ def cause_of(code: int, *, out_of_memory: bool = False, hung: bool = False) -> C
         return Cause.MEMORY
     if code - 128 in _CRASHES:
         return Cause.CRASH
+    if code == EXIT_DISK:
+        return Cause.DISK
     return Cause.KILLED if code > 128 or code == EXIT_LOST else Cause.PROGRAM
 
 

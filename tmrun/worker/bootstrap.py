@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import io
 import json
@@ -30,6 +31,7 @@ from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _ENV_PARENT, _ENV_WORKER, _ENV_ROLE = "TMRUN_PARENT_PID", "TMRUN_WORKER_PID", "TMRUN_WORKER_ROLE"  # of ``wire``, which would import tmrun
+_EXIT_DISK = 74  # of ``core.policy``
 
 
 def die_with_parent() -> None:
@@ -108,8 +110,26 @@ def _run(target: str, rest: list[str], as_module: bool) -> tuple[int, int | None
         _record(error)
         sys.excepthook(type(error), error, error.__traceback__)
         _explain(error)
-        return (128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1), None
+        return _code_for(error), None
     return 0, None
+
+
+def _code_for(error: BaseException) -> int:
+    """As Python, but for a process that takes part: what its machine did to it is told apart from what the program did."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    holder = _holder()
+    if holder is not None and holder.joined and _disk_is_to_blame(error):
+        return _EXIT_DISK
+    return 1
+
+
+def _disk_is_to_blame(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _explain(error: BaseException) -> None:
