@@ -7,9 +7,13 @@ A wait is fed by one watch per scope (``base/1``, ``m7``), open only while someb
 from __future__ import annotations
 
 import base64
+import contextlib
+import itertools
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from tmrun import wire
 from tmrun.core.errors import OutcomeUnknown, StoreError
@@ -27,6 +31,9 @@ class Rendezvous:
         self._store, self._keys = store, keys
         self._lock = threading.Lock()
         self._scopes: dict[str, _Scope] = {}
+        self._name = uuid.uuid4().hex[:12]
+        self._tickets: list[int] = []
+        self._numbers = itertools.count()
 
     def serve(self, request: wire.StoreRequest) -> wire.StoreReply:
         """Answer one request; store trouble becomes an error text, never an exception."""
@@ -97,35 +104,69 @@ class Rendezvous:
             watch.close()
 
     def _add(self, key: str, amount: int) -> wire.StoreReply:
-        while True:
-            found = self._store.get(key)
-            total = (int(_text(found.value)) if found else 0) + amount
-            if self._write(key, found.mod_revision if found else 0, _b64(str(total))):
-                return wire.StoreReply(number=total, found=True)
+        with self._ticket() as ticket:
+            while True:
+                found = self._store.get(key)
+                total = (int(_text(found.value)) if found else 0) + amount
+                done = self._write(key, found.mod_revision if found else 0, _b64(str(total)), ticket)
+                if done is not None:
+                    return wire.StoreReply(number=int(_text(done)), found=True)
 
     def _compare_set(self, key: str, expected: str, desired: str) -> wire.StoreReply:
         """c10d's rule: an absent key counts as the empty value; the answer is the value afterwards."""
-        while True:
-            found = self._store.get(key)
-            if (_plain(found.value) if found else "") != expected:
-                return wire.StoreReply(_plain(found.value) if found else expected, found=found is not None)
-            if self._write(key, found.mod_revision if found else 0, desired):
-                return wire.StoreReply(desired, found=True)
+        with self._ticket() as ticket:
+            while True:
+                found = self._store.get(key)
+                if (_plain(found.value) if found else "") != expected:
+                    return wire.StoreReply(_plain(found.value) if found else expected, found=found is not None)
+                if self._write(key, found.mod_revision if found else 0, desired, ticket) is not None:
+                    return wire.StoreReply(desired, found=True)
 
-    def _write(self, key: str, mod_revision: int, value: str) -> bool:
-        """Compare and swap. The nonce tells our own write from an equal one of somebody else when the answer was lost."""
+    def _write(self, key: str, mod_revision: int, value: str, ticket: _Ticket) -> str | None:
+        """Compare and swap; what was written, None: try again. One request is carried out once, whatever answers are lost: the same
+        transaction leaves a receipt. The key itself would not do, for somebody else may have written it since."""
         guard: Guard = ModifiedAt(key, mod_revision) if mod_revision else Absent(key)
-        signed = f"{value}#{uuid.uuid4().hex[:12]}"
+        writes = (Put(key, f"{value}#{ticket.nonce}"), Put(ticket.key, f"{value}#{ticket.nonce}"))
         try:
-            return self._store.commit(Txn((guard,), (Put(key, signed),), "kv write")).succeeded
+            if self._store.commit(Txn((guard, *ticket.unchanged), writes, "kv write")).succeeded:
+                return value
         except OutcomeUnknown:
-            found = self._store.get(key)
-            return found is not None and found.value == signed
+            ticket.doubtful = True
+        return self._receipt(ticket) if ticket.doubtful else None
+
+    def _receipt(self, ticket: _Ticket) -> str | None:
+        """What an attempt whose answer was lost has written. None: nothing yet, and the next attempt excludes that it still will."""
+        found = self._store.get(ticket.key)
+        if found is not None and found.value.endswith(f"#{ticket.nonce}"):
+            return _plain(found.value)
+        ticket.unchanged = (Absent(ticket.key) if found is None else ModifiedAt(ticket.key, found.mod_revision),)
+        return None
+
+    @contextlib.contextmanager
+    def _ticket(self) -> Iterator[_Ticket]:
+        """For one request; as many receipts exist as there ever were requests at once."""
+        with self._lock:
+            number = self._tickets.pop() if self._tickets else next(self._numbers)
+        try:
+            yield _Ticket(self._keys.kv(f"receipts/{self._name}/{number}"))
+        finally:
+            with self._lock:
+                self._tickets.append(number)
 
     def _delete(self, key: str) -> wire.StoreReply:
         existed = self._store.get(key) is not None
         self._store.commit(Txn((), (Delete(key),), "kv delete"))
         return wire.StoreReply(found=existed)
+
+
+@dataclass
+class _Ticket:
+    """``key`` of the receipt; ``doubtful``: the answer to an attempt was lost; ``unchanged``: the receipt as it was seen since."""
+
+    key: str
+    nonce: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    doubtful: bool = False
+    unchanged: tuple[Guard, ...] = ()
 
 
 class _Scope:

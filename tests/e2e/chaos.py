@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,16 +46,21 @@ class Chaos:
     def environment(self) -> dict[str, str]:
         return {"TEST_FAULT": str(self.lab.folder / "fault"), "TEST_CUT": str(self.lab.folder / "cut"), "TEST_EXTRA": "1"}
 
-    def strike(self) -> None:
-        """One fault, and everything well again: the job trains, with a warm standby."""
+    def strike(self, name: str = "", away_s: float = 0.0) -> None:
+        """One fault, a random one or this, and everything well again: the job trains, with a warm standby.
+
+        ``away_s``: for so long the store answers nobody, from just before the fault on.
+        """
         before = self.lab.wait_warm()
         seated = {n["slot"]: n for n in before["nodes"] if n["slot"] is not None}
         spare = next(n for n in before["nodes"] if n["slot"] is None and n["state"] == "standby")
         if not self.stayer:
             self.stayer = tuple(seated[0]["pids"])
-        name = self.rng.choice(sorted(FAULTS))
-        moves = FAULTS[name](self, seated[1], spare)
-        self.story.append(f"{len(self.story) + 1}: {name} ({seated[1]['name']}, spare {spare['name']})")
+        name = name or self.rng.choice(sorted(FAULTS))
+        with self.store_away(away_s):
+            moves = FAULTS[name](self, seated[1], spare)
+        away = f", store away for {away_s:.0f} s" if away_s else ""
+        self.story.append(f"{len(self.story) + 1}: {name} ({seated[1]['name']}, spare {spare['name']}{away})")
         wanted = before["epoch"] + 1 if moves else before["epoch"]
 
         def well() -> bool:
@@ -65,6 +72,18 @@ class Chaos:
         now = next(n for n in self.lab.status()["nodes"] if n["slot"] == 0)
         assert tuple(now["pids"]) == self.stayer, f"the stayer was restarted by {self.story[-1]}"
         self.usages.append([usage(p) for p in self.stayer])
+
+    @contextmanager
+    def store_away(self, seconds: float) -> Iterator[None]:
+        etcds = self.lab.etcds() if seconds else []
+        for etcd in etcds:
+            os.kill(etcd, signal.SIGSTOP)
+        try:
+            yield
+            time.sleep(seconds)
+        finally:
+            for etcd in etcds:
+                os.kill(etcd, signal.SIGCONT)
 
     def agent(self, node: dict[str, Any]) -> int:
         return self.lab.agents()[node["name"]]

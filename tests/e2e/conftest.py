@@ -24,11 +24,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         while lab.leftovers() and time.monotonic() < end:
             time.sleep(0.1)
         assert lab.leftovers() == []
-    except BaseException:
-        for index in range(len(lab.launches)):
-            print(f"--- launch {index}\n{lab.output(index)}")
-        raise
     finally:
+        for index in range(len(lab.launches)):
+            print(f"--- launch {index}\n{lab.output(index)}")  # pytest shows it only if the test failed
         lab.close()
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from chaos import FLAGS, Chaos
+from chaos import FAULTS, FLAGS, Chaos
 from e2e_lab import DEADLINE_S, GPT, WORLD, Lab, make_lab
 
 from tmrun.worker import shim
@@ -34,6 +34,28 @@ def test_chaos(lab: Lab, request: pytest.FixtureRequest, tmp_path_factory: pytes
     assert lab.finish() == 0
     assert lab.final_hash() == expected
     flat(chaos)
+
+
+WITHOUT_A_STORE = sorted(set(FAULTS) - {"drain", "store and worker at once"})  # which ask the store for something themselves
+AWAY_S = 6.0
+"""More than a lease time."""
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+def test_every_fault_while_the_store_is_away(lab: Lab, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing can be decided then; when the store is back, all leases are gone and the fault is a while ago."""
+    in_full = "chaos" in (request.config.getoption("-m") or "")
+    names = WITHOUT_A_STORE if in_full else ["worker SIGKILL", "agent SIGKILL"]
+    steps = 60 + 60 * len(names)
+    expected = uninterrupted(make_lab(tmp_path_factory.mktemp("plain")), steps)
+    chaos = Chaos(lab, random.Random(1))
+    lab.launch(*FLAGS, "--max-restarts", "3", steps=steps, TEST_PACE_S="0.7", **chaos.environment)
+    for name in names:
+        chaos.strike(name, AWAY_S)
+        print(chaos.story[-1], flush=True)
+    assert lab.finish() == 0
+    assert lab.final_hash() == expected
 
 
 def uninterrupted(lab: Lab, steps: int) -> str:
