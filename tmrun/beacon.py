@@ -19,7 +19,7 @@ ENV_BEACON = "TMRUN_BEACON"
 
 DUMP_SIGNAL = signal.SIGRTMIN + 11
 """Makes a worker whose beacon says ``dumps`` write the stacks of all its threads; scripts use the classic signals for themselves."""
-_FIELDS = ("ticks", "place", "epoch", "step", "operations", "dumps", "counted", "wall_ns", "busy_ns", "proven_ns")
+_FIELDS = ("ticks", "place", "epoch", "step", "operations", "dumps", "counted", "wall_ns", "busy_ns", "proven_ns", "cut")
 _AT = {name: at for at, name in enumerate(_FIELDS)}
 _SIZE = 8 * len(_FIELDS)
 

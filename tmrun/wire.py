@@ -253,6 +253,11 @@ class Abort:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Others may take this node for dead: stop where you are, with your state, and wait for a decision as if a peer were lost."""
+
+
 # -- store channel ------------------------------------------------------------------------------------------------------------------
 class StoreOp(str, Enum):
     """What c10d's Store interface needs."""
@@ -290,13 +295,13 @@ class StoreReply:
 
 Message = (
     Hello | Joined | Warm | Measured | Progress | Receiving | Prepared | Refused | Suspect | Switched | Resumed | Left | Finished
-    | Prepare | Commit | Abort | StoreRequest | StoreReply
+    | Prepare | Commit | Abort | Park | StoreRequest | StoreReply
 )  # fmt: skip
 _TYPES: dict[str, type[Message]] = {
     t.__name__: t
     for t in (
         Hello, Joined, Warm, Measured, Progress, Receiving, Prepared, Refused, Suspect, Switched, Resumed, Left, Finished,
-        Prepare, Commit, Abort, StoreRequest, StoreReply,
+        Prepare, Commit, Abort, Park, StoreRequest, StoreReply,
     )
 }  # fmt: skip
 

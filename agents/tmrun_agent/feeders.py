@@ -33,6 +33,13 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
+class Parked:
+    """The workers are told to stop and wait, for the same reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """A signal asks the agent to end."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from tmrun.beacon import DUMP_SIGNAL, Beacon, dump_path
 from tmrun.core import watchdog
 from tmrun.core.model import Evidence, Sign
-from tmrun.core.watchdog import Limits, Watch
+from tmrun.core.watchdog import Limits, Place, Watch
 
 LOOK_S = 0.1
 ENDED = ("X", "Z")
@@ -95,6 +95,11 @@ class Health:
         """The newest moment (boot clock, seconds) after which all ranks are known to have lived."""
         with self._lock:
             return max((w.beacon.get("proven_ns") / 1e9 for w in self._workers), default=0.0)
+
+    def parked(self) -> bool:
+        """Whether no worker can complete a step before a decision reaches it through its agent."""
+        with self._lock:
+            return bool(self._workers) and all(w.beacon.get("place") == Place.PARKED or w.beacon.get("cut") for w in self._workers)
 
     def step_of(self, pid: int) -> int:
         """The step that this worker began last, -1 if it never did."""

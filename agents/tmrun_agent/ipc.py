@@ -30,7 +30,7 @@ class WorkerServer:
     def __init__(self, path: Path, said: Callable[[WorkerSaid], None], serve: Callable[[wire.StoreRequest], wire.StoreReply]) -> None:
         self._said, self._serve = said, serve
         self._lock = threading.Lock()
-        self._controls: dict[int, socket.socket] = {}
+        self._controls: dict[int, tuple[socket.socket, threading.Lock]] = {}
         self._closed = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path.unlink(missing_ok=True)  # of an earlier life of this agent, which was killed
@@ -39,13 +39,14 @@ class WorkerServer:
         threading.Thread(target=self._accept, name="ipc-accept", daemon=True).start()
 
     def send(self, pid: int, message: wire.Message) -> bool:
-        """Write to one worker; False when it is not connected (any more): its exit tells the rest."""
+        """Write to one worker, from any thread; False when it is not connected (any more): its exit tells the rest."""
         with self._lock:
-            sock = self._controls.get(pid)
-        if sock is None:
+            sock, sending = self._controls.get(pid, (None, None))
+        if sock is None or sending is None:
             return False
         try:
-            wire.send(sock, message)
+            with sending:
+                wire.send(sock, message)
         except OSError:
             return False
         return True
@@ -59,7 +60,7 @@ class WorkerServer:
         """Stop accepting and drop all connections."""
         self._closed = True
         with self._lock:
-            sockets = [self._listener, *self._controls.values()]
+            sockets = [self._listener, *(sock for sock, _ in self._controls.values())]
         for sock in sockets:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
@@ -86,7 +87,7 @@ class WorkerServer:
 
     def _control(self, sock: socket.socket, hello: wire.Hello) -> None:
         with self._lock:
-            self._controls[hello.pid] = sock
+            self._controls[hello.pid] = sock, threading.Lock()
         self._said(WorkerSaid(hello.pid, hello.local_rank, hello))
         try:
             while (message := wire.receive(sock)) is not None:

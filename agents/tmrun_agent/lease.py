@@ -1,10 +1,13 @@
 """The agent's one lease: register, stay registered, and stop the workers when the lease may have run out elsewhere.
 
     held --the store says it is gone--> lost --new lease, same incarnation--> held       (workers go on; the slot is claimed again)
-    held --no renewal for FENCE_SHARE of the TTL, no proof newer than PROOF_SHARE--> fenced: workers killed before anybody else may
-                                                                                     take the slot; the agent goes on trying
+    held --no renewal for PARK_SHARE of the TTL, no proof newer than PROOF_SHARE--> the workers are told to park
+         --... FENCE_SHARE, and not all are parked--> fenced: workers killed before anybody else may take the slot
+    The agent goes on trying in either case.
 
 A store outage alone kills nothing: completed steps prove that every rank of the epoch lives, and nobody can be elected or commit anything.
+Nor does one in which a peer dies or hangs: workers that are parked can do nothing before a commit that reaches them through us; they keep
+their state for the job, as long as one would wait for a node.
 The proof is as old as the vote before the last completed one, not as its end: what arrives late on a link that heals proves nothing new.
 Times are this machine's own (CLOCK_BOOTTIME), counted from the send time of the last acknowledged renewal.
 May not know: slots, migrations.
@@ -22,9 +25,9 @@ from tmrun.core import node, transactions
 from tmrun.core.errors import UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
-from tmrun.core.model import FENCE_SHARE, PROOF_SHARE, Member
+from tmrun.core.model import FENCE_SHARE, PARK_PROOF_SHARE, PARK_SHARE, PROOF_SHARE, Member
 from tmrun.store.api import KeepAlive, Store
-from tmrun_agent.feeders import Fenced
+from tmrun_agent.feeders import Fenced, Parked
 
 if TYPE_CHECKING:
     from tmrun_agent.loop import Agent
@@ -44,7 +47,10 @@ class Lease:
     _id: int = 0
     _alive: KeepAlive | None = None
     _lost: bool = False
+    _parked: bool = False
     _fenced: bool = False
+    _patience_s: float = 0.0
+    """How long workers that are parked may keep their state for a job that is not heard of."""
     _unsafe_since: float = float("inf")
     """Last renewal before the registration was lost; a new lease protects nothing before this agent is registered under it."""
 
@@ -73,9 +79,13 @@ class Lease:
         if self.interrupted:
             return 128 + self.interrupted
         self._fenced = self._fenced and self.silent
+        self._parked = self._parked and self._out_of_touch
         if self._lost:
             agent.node = node.observe(agent.node, node.Leased(self.acquire()))
-        if not agent.job().alive(agent.me):
+        job = agent.job()
+        stays = job.map is not None and agent.me in job.map.seats and not job.draining(agent.me.host)  # a leaver's end is waited for
+        self._patience_s = job.spec.node_wait_s if job.spec is not None and stays else 0.0
+        if not job.alive(agent.me):
             if agent.views.loaded:
                 self._adopt(agent)
         else:
@@ -89,12 +99,22 @@ class Lease:
             while True:
                 time.sleep(WATCH_S)
                 agent.beacon.add("ticks")  # the launcher ends an agent that does not even get here
-                if self.silent and not self._progressing(agent) and not self._fenced and agent.runs_a_slot:
-                    self._fenced = True
-                    agent.processes.kill(gently=False)
-                    agent.inbox.put(Fenced(f"no lease renewal for {self.silent_s:.1f} s and no step completed"))
+                if agent.runs_a_slot:
+                    self._stop(agent, self.clock() - agent.proven_at)
 
         threading.Thread(target=run, name="fence", daemon=True).start()
+
+    def _stop(self, agent: Agent, proof_s: float) -> None:
+        """Softly, then hard. ``proof_s``: age of the proof that all ranks lived."""
+        what = f"no lease renewal for {self.silent_s:.1f} s and no step completed"
+        if self._out_of_touch and proof_s > self.ttl_s * PARK_PROOF_SHARE and not self._parked and not agent.health.parked():
+            self._parked = True
+            agent.park()
+            agent.inbox.put(Parked(what))
+        if self.silent and proof_s > self.ttl_s * PROOF_SHARE and not self._fenced and not self._harmless(agent):
+            self._fenced = True
+            agent.processes.kill(gently=False)
+            agent.inbox.put(Fenced(what))
 
     @property
     def renewed_at(self) -> float:
@@ -117,8 +137,13 @@ class Lease:
         """True when others may soon take this agent for dead: it must not start anything."""
         return self.silent_s > self.ttl_s * FENCE_SHARE
 
-    def _progressing(self, agent: Agent) -> bool:
-        return self.clock() - agent.proven_at < self.ttl_s * PROOF_SHARE
+    @property
+    def _out_of_touch(self) -> bool:
+        return self.silent_s > self.ttl_s * PARK_SHARE
+
+    def _harmless(self, agent: Agent) -> bool:
+        """Its workers can do nothing, and not for too long yet."""
+        return agent.health.parked() and self.silent_s < self._patience_s
 
     def _adopt(self, agent: Agent) -> None:
         """Same life of this agent, another registration: its slot is still its own unless the map says otherwise.

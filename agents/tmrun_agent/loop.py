@@ -29,7 +29,7 @@ from tmrun.store.api import Store
 from tmrun_agent import autopsy
 from tmrun_agent.chaos import Chaos
 from tmrun_agent.effects import Effects
-from tmrun_agent.feeders import Fenced, Interrupted, LeaseLost, StoreMoved
+from tmrun_agent.feeders import Fenced, Interrupted, LeaseLost, Parked, StoreMoved
 from tmrun_agent.health import Health, Noticed
 from tmrun_agent.inquest import Inquest
 from tmrun_agent.ipc import WorkerSaid, WorkerServer
@@ -53,7 +53,7 @@ MAX_EFFECTS = 100
 """Far more than a turn ever needs; then the inbox is looked at again."""
 OWN_NEWS_S = 0.5
 """The watch usually tells a node what it did itself within milliseconds."""
-Item = StoreMoved | LeaseLost | Fenced | Interrupted | WorkerSaid | Ended | Noticed | GoesAway
+Item = StoreMoved | LeaseLost | Fenced | Parked | Interrupted | WorkerSaid | Ended | Noticed | GoesAway
 
 
 @dataclass
@@ -161,6 +161,8 @@ class Agent:
             case Fenced(reason):
                 self._observe(core.Killing(f"fenced: {reason}"))
                 self.publisher.event(f"{self.member.host} fenced itself: {reason}", EventKind.NODE_FENCED)
+            case Parked(reason):
+                self.publisher.event(f"{self.member.host}: {reason}; its workers wait with their state for the store")
             case GoesAway(reason):
                 self._leaving = reason
             case Interrupted(number):
@@ -395,6 +397,12 @@ class Agent:
         """The job runs a script that cannot be rehearsed (yet), and this node has no ranks."""
         job = self.job()
         return self.node.group is None and job.map is not None and job.map.slot_of(self.me) is None and not job.movable and job.end is None
+
+    def park(self) -> None:
+        """Let the workers stop where they are, from any thread."""
+        group = self.node.group
+        for pid in group.pids if group is not None else ():
+            self.server.send(pid, wire.Park())
 
     @property
     def runs_a_slot(self) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from training import require
+from training import Worker, require
 
 from tmrun.core import migration as judging
 from tmrun.core import node, planner
@@ -109,6 +109,14 @@ class Audit:
         require(max(hosts.values()) == 1, "3", f"epoch {current.epoch} names a host twice: {hosts}")
         if current.kind in (Kind.INITIAL, Kind.RESTART):
             require(current.generation == current.epoch, "7", f"a start map has generation {current.generation}")
+            for slot, seat in enumerate(old.map.seats if old.map else ()):
+                member = old.members.get(seat.host)
+                gone = member is None or member.value.incarnation != seat.incarnation or old.trouble(slot) or old.draining(seat.host)
+                require(
+                    gone or current.seats[slot] == seat,
+                    "1",
+                    f"epoch {current.epoch} takes slot {slot} from {seat.host}, which may still run it",
+                )
             return
         assert old.map is not None
         require(old.open_migration is not None, "4", f"epoch {current.epoch} is committed with no open migration")
@@ -202,7 +210,7 @@ class Audit:
             if op.id not in self.ended_ops and op.state is OpState.DONE:
                 for host in op.hosts:
                     require(not job.runs_on(host), "11", f"request {op.id} is done, but {host} holds a slot")
-                    left = [str(w) for w in self.world.training.living() if w.seat.host == host and (w.computes or w.state == "hand")]
+                    left = [str(w) for w in self.world.training.living() if w.seat.host == host and self._there(w)]
                     require(not left, "11", f"request {op.id} is done, but processes live: {left}")
             if op.id not in self.ended_ops and op.state is OpState.CANCELLED and op.verb is Verb.DRAIN:
                 seated = job.map is None or any(job.map.slot_of_host(h) is not None for h in op.hosts)
@@ -220,6 +228,12 @@ class Audit:
             slot = job.map.slot_of_host(member.host) if job.map else None
             good = slot is None or job.map is None or job.trouble(slot) is not None or job.map.seats[slot] != member.seat
             require(good, "10", f"{member.host} may be chosen as a joiner and holds slot {slot}")
+
+    def _there(self, worker: Worker) -> bool:
+        """A process that may still do something; one that is parked on a host that is cut off may not."""
+        agent = self.world.agents[worker.seat.host]
+        cut_off = worker.waits and agent.me == worker.seat and agent.silent
+        return (worker.seated and not cut_off) or worker.state == "hand"
 
     def _check_workers(self) -> None:
         training, job_epoch = self.world.training, len(self.maps)

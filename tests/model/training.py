@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tmrun.core.model import Kind, Migration, RankMap, Seat, Spec, WorkerVote
-from tmrun.core.node import Answer, Exited, Fact, WorkerAnswered, WorkerJoined, WorkerLeft, WorkerWarm
+from tmrun.core.node import Answer, Exited, Fact, WorkerAnswered, WorkerDoubts, WorkerJoined, WorkerLeft, WorkerWarm
 
 LEAD = 3
 """Steps that still run between the agreement on a stop step and the stop; more than real workers take, for faults to strike in between."""
@@ -94,9 +94,19 @@ class Worker:
 
     @property
     def computes(self) -> bool:
-        """Acts as its rank: at most one of these a rank may exist."""
+        """Acts as its rank: at most one of these a rank may exist. One that waits can only be told to go on, or to end."""
+        return self.lives and not self.waits and self.seated
+
+    @property
+    def waits(self) -> bool:
+        """For a decision, which only its agent can tell it."""
+        return self.state in ("park", "stop")
+
+    @property
+    def seated(self) -> bool:
+        """Is a rank of the job, or was: it has not noticed that another took over."""
         receives = self.state == "receive" and self.commit is not None and self.commit.kind is Kind.FAILURE
-        return self.lives and (self.state in ("start", "loop", "stop", "park") or receives)
+        return self.state in ("start", "loop", "stop", "park") or receives
 
     def __str__(self) -> str:
         return f"{self.seat.host} rank {self.rank} (pid {self.pid}, epoch {self.epoch}, {self.state}, step {self.step})"
@@ -138,6 +148,13 @@ class Training:
         if worker.lives:
             worker.exit = code
             self._tell(worker, Exited(worker.pid, code))
+
+    def park(self, seat: Seat) -> None:
+        """All processes of a node that can are stopped where they are, at once."""
+        for worker in self.of(seat):
+            if worker.state == "loop" and not worker.stuck:
+                worker.broken = True
+                self._loop(worker)
 
     def send(self, pid: int, message: Message) -> None:
         next(w for w in self.workers if w.pid == pid).inbox.append(message)
@@ -181,6 +198,9 @@ class Training:
                 worker.state = "warm"
             return what
         require(worker.rank == rank, "7", f"{worker} is told to prepare as rank {rank}")
+        untold = worker.pending is not None and worker.commit is None and worker.pending.id != migration.id
+        decided = untold and any(m.migration == worker.pending.id for m in self.maps.values())  # type: ignore[union-attr]
+        require(not decided, "5", f"{worker} is told of migration {migration.id} before the commit of its last one")
         if self._first_the_commit(worker, migration):
             worker.later = Prepare(migration, rank)
             return what + " (later)"
@@ -232,6 +252,7 @@ class Training:
     def _loop(self, worker: Worker) -> str:
         if worker.broken:
             worker.state = "park"
+            self._tell(worker, WorkerDoubts(worker.local, "lost a connection"))
             return f"parks in step {worker.step}"
         if worker.entered:
             return self._pass(worker)
@@ -392,7 +413,7 @@ class Training:
             senders = [w for w in self.of(leaver) if w.rank == worker.rank]
             able = [w for w in senders if w.state == "hand"]
         else:
-            source = current.resume.sources[worker.rank]
+            source = current.resume.sources.get(worker.rank)
             senders = [w for w in self._sources(current) if w.rank == source and w.lives and not w.broken]
             able = [w for w in senders if w.epoch == current.epoch]
         if able:

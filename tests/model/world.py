@@ -148,7 +148,7 @@ class Agent:
         return self.world.clock.now - min(self.kept.last_renewed, self.unsafe_since) >= self.world.spec.lease_ttl_s * FENCE_SHARE
 
     def fence(self) -> bool:
-        """Kill the workers before anybody else may take the slot, unless their progress proves that the others live."""
+        """Park or kill the workers before anybody else may take the slot, unless their progress proves that the others live."""
         if not self.silent:
             self.fenced = False
             return False
@@ -157,9 +157,18 @@ class Agent:
         group = self.node.group
         if self.fenced or group is None or group.purpose is Purpose.STANDBY or progressing:
             return False
+        job = self.job()
+        self.world.training.park(self.me)
+        if self._parked and job.map is not None and self.me in job.map.seats and not job.draining(self.host):
+            return False
         self.fenced = True
         self._kill("fenced")
         return True
+
+    @property
+    def _parked(self) -> bool:
+        """All its workers wait for a decision, as their beacons show."""
+        return all(w.waits for w in self.world.training.of(self.me))
 
     def _kill(self, reason: str, code: int = 137) -> None:
         for worker in self.world.training.of(self.me):
@@ -302,7 +311,7 @@ class World:
         for _ in range(3):
             self.round()
         for agent in self.agents.values():
-            workers = [w for w in self.training.of(agent.me) if w.computes]
+            workers = [w for w in self.training.of(agent.me) if w.seated]
             signs = tuple(Sign(w.rank, "STEP", w.step, int(w.entered), Evidence.LATE, 610.0) for w in workers)
             if agent.alive and signs:
                 self.training.facts.setdefault(agent.me, []).append(node.WorkersStall(signs))

@@ -24,8 +24,13 @@ class Kind(str, Enum):
     RESTART = "restart"
 
 
+PARK_SHARE = 0.4
+"""An agent that has not renewed its lease for this share of the TTL stops its workers where they are, unless their steps prove that the
+others live."""
 FENCE_SHARE = 0.5
-"""An agent that has not renewed its lease for this share of the TTL ends its workers, unless their steps prove that the others live."""
+"""... and ends them after this share, unless they have stopped."""
+PARK_PROOF_SHARE = 0.9
+"""As ``PROOF_SHARE``, for the first of the two."""
 PROOF_SHARE = 1.0
 """That step k completes proves that all ranks lived after this one entered the vote of k - 1; it protects so long from then on."""
 FENCED_SHARE = 1.2

@@ -4,6 +4,7 @@
               else: refuse if it cannot work; post it; in a failure cut all live connections; build in the background
     Commit    post
     Abort     post; of a committed drain, to its leaver: a rank was lost. Whoever is not at the stop step yet cannot get there
+    Park      cut all live connections: no step can be completed, and the main thread parks when it finds a peer lost
 May not know: what the main thread does with it.
 """
 
@@ -24,6 +25,10 @@ def deliver(process: Process, message: wire.Message) -> None:
     """Take one message."""
     if isinstance(message, wire.Prepare):
         _on_prepare(process, Pending(message, time.monotonic()))
+    elif isinstance(message, wire.Park):
+        if process.phase is Phase.LOOP and process.board.failure is None:
+            process.live.abort()
+            process.pulse.cut()
     elif isinstance(message, wire.Commit | wire.Abort):
         process.board.decide(message)
         drain = process.board.drain

@@ -87,8 +87,13 @@ class Pulse:
         if before:
             self._beacon.set("proven_ns", before)
 
+    def cut(self) -> None:
+        """From the link thread: the connections are cut, so that no step can be completed before ``switched``."""
+        self._beacon.set("cut", 1)
+
     def switched(self) -> None:
         """Training goes on in another epoch: a vote of the old one proves nothing about its members."""
+        self._beacon.set("cut", 0)
         self._voted, self._idle_since = 0, _boot_ns()
 
     @property
