@@ -41,8 +41,8 @@ def taking_over(job: Job) -> list[Move]:
     """Joiners that have not failed and have no state yet: they can only refuse to be stayers, which would cost a restart."""
     assert job.map is not None
     lost = {*failed(job), *job.done}
-    runs = {i: r.value.incarnation for i, r in job.runs.items() if r.value.joined}
-    return [m for m in job.map.moves if m.slot not in lost and runs.get(m.slot) != m.joiner.incarnation]
+    moved = [(m, job.runs.get(m.slot)) for m in job.map.moves if m.slot not in lost]
+    return [m for m, run in moved if run is None or not run.value.joined or run.value.incarnation != m.joiner.incarnation]
 
 
 def echoes(job: Job, slot: int) -> bool:

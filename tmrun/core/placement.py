@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 from tmrun.core.errors import UsageError
 
@@ -22,6 +23,7 @@ def place_of(labels: Mapping[str, str]) -> str:
     return "/".join(f"{level}={labels[level]}" for level in LEVELS if level in labels)
 
 
+@lru_cache(maxsize=1 << 14)
 def domains(place: str) -> tuple[str, ...]:
     """All failure domains that a place is in, coarse to fine."""
     parts = place.split("/") if place else []

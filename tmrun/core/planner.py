@@ -63,14 +63,15 @@ def _in_order(free: list[Member], wanted: int) -> list[Seat]:
 
 
 def _eligible(job: Job, *, warm_only: bool) -> list[Member]:
-    members = (s.value for s in job.members.values())
-    able = [m for m in members if (m.warm or not warm_only) and not m.fault and not job.cordoned(m.host)]
-    return sorted(able, key=lambda m: natural(m.host))
+    warm = [s.value for s in job.members.values() if s.value.warm or not warm_only]
+    return sorted((m for m in warm if not m.fault and not job.cordoned(m.host)), key=lambda m: natural(m.host))
 
 
 def standbys(job: Job, *, warm_only: bool = True) -> list[Member]:
     """Members that may take a slot now: warm, fit, not cordoned, running none. A new life of a host that died in its slot is free."""
     able = {m.host: m for m in _eligible(job, warm_only=warm_only)}
+    if not able:
+        return []
     seats = enumerate(job.map.seats if job.map else ())
     seated = {s.host for i, s in seats if s.host in able and job.alive(s) and job.trouble(i) is None}
     busy = seated | {r.value.host for r in job.runs.values()}
@@ -97,7 +98,7 @@ def plan_moves(job: Job, slots: Sequence[int], to: str = "", resting: Collection
     assert job.map is not None
     able = standbys(job)
     free = {m.host: m for m in able if m.host not in resting and to in ("", m.host)}
-    standing = _standing(job, free.values(), slots)
+    standing = _standing(job, free.values(), slots) if free else {}
     moves: list[Move] = []
     short: list[int] = []
     for slot in slots[:MAX_MOVES]:

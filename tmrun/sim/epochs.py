@@ -109,8 +109,8 @@ class Epochs:
         if scene.world.job().epoch != epoch:
             return
         scene.restarting = False
-        for m in scene.slots:
-            if scene.ready(m):
+        for m in scene.world.warm():
+            if m in scene.slots and scene.ready(m):
                 scene.world.set_warm(m, warm=False)
         scene.world.start_workers()
         for m, slot in scene.slots.items():

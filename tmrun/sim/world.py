@@ -82,6 +82,10 @@ class JobWorld:
         """Its lease has run out, or it ended in order: what it held under the lease is gone."""
         self.client.revoke(self._leases.pop(number))
 
+    def warm(self) -> list[int]:
+        """Hosts whose standby processes are parked."""
+        return [self.number(host) for host, member in self.job().members.items() if member.value.warm]
+
     def set_warm(self, number: int, *, warm: bool) -> None:
         """Its standby processes are parked, or are not any more."""
         member = self.job().members[self.host(number)].value
