@@ -134,6 +134,13 @@ def test_a_rack_that_vanishes_moves_in_one_migration_though_its_leases_run_out_o
     assert o.counts.get("restarts", 0) == 0 and o.counts["moves"] == 8
 
 
+def test_with_placement_no_joiner_is_taken_from_the_rack_that_fails() -> None:
+    """Racks of four, whose last hosts are the standbys. All that trains in rack 0 fails, and its standby soon after."""
+    shape = Shape(12, rack_nodes=4, days=0.1)
+    o = play(fault(Fault.EXIT, 0, 1, 2), fault(Fault.VANISH, 3, at=AT + 9.0), shape=shape, standby=4, placement=True)
+    assert o.counts["standbys lost"] == 1 and o.counts["moves"] == 3 and o.counts["failure migrations"] == 1
+
+
 def test_more_losses_than_one_migration_can_move_restart_everybody() -> None:
     switch = fault(Fault.VANISH, *range(32), back_s=300.0)
     o = play(switch, shape=Shape(96, days=0.1), standby=32)

@@ -27,6 +27,9 @@ def test_the_models_are_the_published_ones() -> None:
     assert profiles.failure_model("llama3").mttf_h(2048) == pytest.approx(54 * 24 / 419, rel=0.002)
     # the 18 named causes sum to 420: the published counts of 419 interruptions are rounded shares
     assert sum(c.weight for c in profiles.failure_model("llama3").causes) == pytest.approx(419, abs=6)
+    assert profiles.failure_model("meta-rsc2").per_node_day == 2.34e-3
+    shares = {c.name: c.weight for c in profiles.failure_model("bytedance").causes}
+    assert (shares["CUDA error"], shares["code or data change"], shares["hang"]) == (36.1, 17.3, 9.9) and sum(shares.values()) == 100
     rsc1 = profiles.failure_model("meta-rsc1")
     assert 4.45 / 60 / rsc1.mttf_h(8192) == pytest.approx(0.1647, abs=0.0005), "the paper's loss at 64K follows from RSC-1's rate"
     paper = profiles.cost_model("paper")
@@ -84,6 +87,9 @@ def test_costs_from_a_history(tmp_path: Path) -> None:
     bench = tmp_path / "core.jsonl"
     bench.write_text("".join(json.dumps({"outcome": "recovered", "phases": row}) + "\n" for row in rows[1:]) + '{"outcome": "job lost"}\n')
     assert profiles.cost_model(str(bench)).move == move
+    path.write_text('{"history": [{"cause": "drain", "pause_s": 1, "state_s": "long"}]}')
+    with pytest.raises(UsageError, match="state_s 'long': expected seconds, a number >= 0"):
+        profiles.cost_model(str(path))
     path.write_text('{"jobs": []}')
     with pytest.raises(UsageError, match="no `history` in it; expected the output of `tmrun history -o json`"):
         profiles.cost_model(str(path))

@@ -146,16 +146,19 @@ def from_history(base: Costs, rows: Sequence[Any], name: str) -> Costs:
         raise UsageError(f"{name}: no finished migration in it; drain a node or kill a worker of that job first")
     failures = [r for r in moves if r["cause"] == "failure"]
     measured = Move(
-        prepare_s=_median(failures, "comm_s", base.move.prepare_s),
-        bind_s=_median(failures, "bind_s", base.move.bind_s),
-        comm_s=_median([r for r in moves if r["cause"] == "drain"], "comm_s", 0.0),
-        state_s=_median(moves, "state_s", base.move.state_s),
+        prepare_s=_median(failures, "comm_s", base.move.prepare_s, name),
+        bind_s=_median(failures, "bind_s", base.move.bind_s, name),
+        comm_s=_median([r for r in moves if r["cause"] == "drain"], "comm_s", 0.0, name),
+        state_s=_median(moves, "state_s", base.move.state_s, name),
     )
-    detect = replace(base.detect, exit_s=_median(failures, "detect_s", base.detect.exit_s))
+    detect = replace(base.detect, exit_s=_median(failures, "detect_s", base.detect.exit_s, name))
     source = f"{len(moves)} migrations measured in {name}; the rest from {base.name}"
     return replace(base, name=name, source=source, detect=detect, move=measured)
 
 
-def _median(rows: Sequence[Mapping[str, Any]], phase: str, otherwise: float) -> float:
-    values = [float(r[phase]) for r in rows if r.get(phase) is not None]
-    return median(values) if values else otherwise
+def _median(rows: Sequence[Mapping[str, Any]], phase: str, otherwise: float, name: str) -> float:
+    values = [r[phase] for r in rows if r.get(phase) is not None]
+    wrong = next((v for v in values if isinstance(v, bool) or not isinstance(v, (int, float)) or not 0 <= v < math.inf), None)
+    if wrong is not None:
+        raise UsageError(f"{name}: {phase} {wrong!r}: expected seconds, a number >= 0")
+    return float(median(values)) if values else otherwise
