@@ -51,6 +51,7 @@ def test_json_lines() -> None:
         ("", "t.csv: no faults in it"),
         ('{"time_s": 5\n', "t.csv:1: not JSON"),
         ('{"time_s": 5, "kind": "exit", "host": 3}\n', "t.csv:1: unknown field 'host'"),
+        ('{"time_s": 5, "kind": "exit", "hosts": []}\n', "t.csv:1: hosts []: nobody is struck"),
         ('{"time_s": true, "kind": "exit", "hosts": 3}\n', "t.csv:1: time_s True"),
     ],
 )

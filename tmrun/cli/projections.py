@@ -51,7 +51,9 @@ def _simulation(outcomes: Sequence[Outcome], head: str, notes: Sequence[str]) ->
     legend = Text("ETTR: useful time of the active GPUs. % and terms: of all GPU-hours paid, standbys included.", style="dim")
     first = [o for o in rows if o.strategy.startswith("tmrun")][:1]
     seen = [Text(f"{o.label}: the paper's projection would count {o.seen_by_the_paper:.0%} of this waste (switch, standby)") for o in first]
-    return Group(Text(head), *map(Text, notes), Text(), table, Text(), *seen, legend, *sources)
+    ended = [f"{o.label}: {many(n, 'time')}" for o in rows if (n := o.counts.get("jobs ended", 0))]
+    given_up = [Text(f"The coordinator gave the job up and it was launched anew ({'; '.join(ended)}); --story tells why.")] if ended else []
+    return Group(Text(head), *map(Text, notes), Text(), table, Text(), *seen, *given_up, legend, *sources)
 
 
 def _story(outcomes: Sequence[Outcome]) -> RenderableType:
@@ -198,7 +200,9 @@ def _wish(shape: Shape, w: Wish) -> Table:
 
 
 def _simulated(outcomes: Sequence[Outcome], shape: Shape) -> Table:
-    table = _table("STANDBYS", "ETTR", "HELD + REFILL GPU-h/week", "ALL WASTE", title=f"simulated, {shape.days:g} days, seed {shape.seed}")
+    table = _table(
+        "STANDBYS", "ETTR", "HELD + REFILL GPU-h/week", "ALL WASTE", title=f"simulated, {many(shape.days, 'day')}, seed {shape.seed}"
+    )
     for o in outcomes:
         part = (o.gpu_hours[Term.STANDBY] + o.gpu_hours[Term.REFILL]) * o.week_wasted / o.wasted if o.wasted else 0.0
         table.add_row(str(o.standby_gpus // shape.nproc), f"{o.ettr:.4f}", f"{part:,.0f}", f"{o.week_wasted:,.0f}")

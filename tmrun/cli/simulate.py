@@ -10,6 +10,7 @@ import click
 from tmrun.cli import pictures, profiles, projections
 from tmrun.cli.study import Study, standby_count, study_options
 from tmrun.core.errors import UsageError
+from tmrun.core.plural import many
 from tmrun.sim import compare, trace
 from tmrun.sim.ledger import Outcome
 from tmrun.sim.plots import bars, curves
@@ -82,7 +83,7 @@ def command(
         _draw(gallery, runs, faults[-1], source, study.nproc, days)
     notes = compare.left_out(given, shapes[-1], chosen[-1]) if given else []
     mttf = "" if given else f", one unplanned fault in {model.mttf_h(sizes[-1]):.3g} h"
-    head = f"{shapes[-1].gpus:,} GPUs for {days:g} days{mttf}; {source}"
+    head = f"{shapes[-1].gpus:,} GPUs for {many(days, 'day')}{mttf}; {source}"
     study.show(projections.document(runs, source, days, seed, notes), projections.simulations(runs, head, notes, story=story))
 
 
@@ -93,7 +94,7 @@ def _draw(
     gallery.add("where", bars.where_it_goes(largest, source))
     gallery.add("week", bars.timeline(_few(largest), happened, source))
     if len(runs) > 1:
-        gallery.add("scale", curves.over_scale({g: _few(o) for g, o in runs.items()}, nproc, f"{days:g} days; {source}"))
+        gallery.add("scale", curves.over_scale({g: _few(o) for g, o in runs.items()}, nproc, f"{many(days, 'day')}; {source}"))
     if sum(o.pool for o in largest) > 1:
         gallery.add("ettr", curves.ettr_over_standbys(largest, nproc, source))
 

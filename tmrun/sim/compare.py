@@ -87,7 +87,9 @@ def faults(model: FailureModel, shape: Shape, strategies: Sequence[Strategy]) ->
     expected = shape.nodes * model.rate(shape.nodes) * shape.days
     if expected > MAX_FAULTS:
         short = "give fewer days, fewer nodes or a longer mean time to failure"
-        raise UsageError(f"about {expected:,.0f} faults in {shape.days:g} days, more than the {MAX_FAULTS:,} that are simulated: {short}")
+        raise UsageError(
+            f"about {expected:,.0f} faults in {many(shape.days, 'day')}, more than the {MAX_FAULTS:,} that are simulated: {short}"
+        )
     return draw(model, shape.nodes, shape.nodes + _widest(strategies), shape.horizon_s, shape.seed)
 
 
@@ -102,7 +104,7 @@ def left_out(trace: Sequence[Event], shape: Shape, strategies: Sequence[Strategy
     beyond = sum(e.time_s < shape.horizon_s and min(e.hosts) >= hosts for e in trace)
     partly = sum(e.time_s < shape.horizon_s and min(e.hosts) < hosts <= max(e.hosts) for e in trace)
     reasons = (
-        (late, f"later than the simulated {shape.days:g} days"),
+        (late, f"later than the simulated {many(shape.days, 'day')}"),
         (beyond, f"only at positions that the job does not have (it has 0-{hosts - 1}: nodes and standbys)"),
         (partly, f"partly at such positions (it has 0-{hosts - 1})"),
     )

@@ -139,6 +139,8 @@ def _hosts(value: object, where: str) -> tuple[int, ...]:
         if not first.isdecimal() or (last and not last.isdecimal()) or int(last or first) < int(first) or int(last or first) > MAX_HOST:
             raise UsageError(f"{where}: hosts {value!r}: expected positions such as 17, 32-39 or 3;9")
         found += range(int(first), int(last or first) + 1)
+    if not found:
+        raise UsageError(f"{where}: hosts {value!r}: nobody is struck; expected positions such as 17, 32-39 or 3;9")
     return tuple(dict.fromkeys(found))
 
 
