@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SUITES ?= core
 BENCH := PYTHONPATH=. $(BIN)/python -m bench.compare
 
-.PHONY: demo test lint docs clean bench bench-all bench-growth bench-scale bench-standby bench-documents
+.PHONY: demo test lint docs clean bench bench-all bench-growth bench-scale bench-standby bench-documents gpu-check
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -49,6 +49,10 @@ bench-standby: $(STAMP)
 
 bench-documents: $(STAMP)
 	$(BENCH) write
+
+# What only a machine with a GPU can say (docs/gpu.md); ends with 77 where there is none.
+gpu-check: $(STAMP)
+	$(BIN)/python bench/gpu_check.py $(GPU_FLAGS)
 
 clean:
 	rm -rf $(VENV) .bench
