@@ -22,6 +22,7 @@ FORCED = {
 }
 DEFAULTS = {
     "NCCL_RUNTIME_CONNECT": "1",  # transports and their buffers come with the first collective, not when a communicator is prepared
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # a state's parts are meant to go one after the other
 }
 OLD_NAMES = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_DESYNC_DEBUG")
 """Torch still reads these beside the new ones."""

@@ -183,9 +183,10 @@ struct ForwardedWork : Work {
   WorkPtr inner;
   Tensors tensors;
   EndPtr end;  // not set for sends and receives, which are waited for by their own means, nor for what is queued
+  const bool queued;
   Abandon wake;
   ForwardedWork(WorkPtr work, Tensors results, EndPtr told, bool queued)
-      : inner(std::move(work)), tensors(std::move(results)), end(std::move(told)) {
+      : inner(std::move(work)), tensors(std::move(results)), end(std::move(told)), queued(queued) {
     if (!end && !queued) wake = on_abandon([to = inner] { to->abort(); });
   }
   bool isCompleted() override { return inner->isCompleted(); }
@@ -209,7 +210,11 @@ struct ForwardedWork : Work {
       throw;
     }
   }
+  // On a device, whoever waits for a future makes a stream wait. NCCL's is complete when the operation is queued, and its streams are known
+  // to it alone: it is passed on as it is. gloo's knows of no streams at all, though its results come back on streams of its own.
   c10::intrusive_ptr<Future> getFuture() override {
+    const bool device = on_device(tensors);
+    if (queued && (device || tensors.empty())) return inner->getFuture();
     auto outer = new_future(tensors);
     auto taken = std::make_shared<std::atomic_flag>();
     auto fail = [outer, results = tensors](const std::exception_ptr& error) {
@@ -219,12 +224,16 @@ struct ForwardedWork : Work {
       if (!taken->test_and_set()) fail(lost());
     });
     inner->getFuture()->addCallback(
-        [outer, taken, fail, kept = wake](Future& done) {
+        [outer, taken, fail, work = device ? inner : WorkPtr(), kept = wake](Future& done) {
           if (taken->test_and_set()) return;
-          if (done.hasError())
+          if (done.hasError()) {
             fail(done.exception_ptr());
-          else
+          } else if (work) {
+            work->synchronize();
+            outer->markCompleted(done.value());
+          } else {
             outer->markCompleted(done.value(), done.storages());
+          }
         },
         false);
     return outer;
