@@ -68,7 +68,7 @@ class Chaos:
             good = bool(now) and now["state"] == "running" and now["epoch"] >= wanted and now["standby"]["warm"] >= 1
             return good and (now["step"] or 0) >= before["step"] + 2
 
-        wait_for(f"all is well after {self.story[-1]}\n{self.lab.output()}", well)
+        wait_for(f"all is well after {self.story[-1]}", well)
         now = next(n for n in self.lab.status()["nodes"] if n["slot"] == 0)
         assert tuple(now["pids"]) == self.stayer, f"the stayer was restarted by {self.story[-1]}"
         self.usages.append([usage(p) for p in self.stayer])

@@ -17,6 +17,7 @@ from tmrun.core.model import (
     Member,
     Migration,
     Move,
+    Notice,
     Obituary,
     Phase,
     RankMap,
@@ -72,6 +73,15 @@ class Clock:
         if decision.txn is None or decision.txn.name.startswith("tell all"):
             return decision.reason
         return decision.txn.name
+
+
+def test_all_claims_are_lost_with_the_leases() -> None:
+    """The store was away, and a worker died meanwhile: nobody restarts before those who live could say so."""
+    trouble = Trouble(0, Host("n0"), _seat(0).incarnation, 1, 0, 137, "killed", software=False)
+    told = replace(_job(), runs={}, troubles={0: trouble}, notice=Notice(1, movable=True))
+    assert "n1 is back" in Clock().at(0, told)
+    assert Clock().at(0, replace(told, runs={1: _job().runs[1]})) == "propose failure migration 1"
+    assert "restart" in Clock().at(0, replace(told, notice=None)), "no worker ever reached run.steps"
 
 
 def test_a_small_loss_is_replaced_at_once() -> None:

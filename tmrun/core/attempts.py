@@ -19,6 +19,17 @@ def parked(job: Job) -> Migration | None:
     return job.aborted[-1] if job.aborted and job.aborted[-1].kind is Kind.FAILURE else None
 
 
+def returning(job: Job) -> str:
+    """A host that has registered again, all claims having been lost with the leases, and has not said yet whether its workers live.
+    Empty: nobody is waited for."""
+    if job.movable or not job.told.movable or job.map is None:
+        return ""
+    silent = (
+        s.host for i, s in enumerate(job.map.seats) if job.alive(s) and i not in job.runs and i not in job.done and not job.trouble(i)
+    )
+    return next(silent, "")
+
+
 def immovable(job: Job) -> str:
     """Why moving cannot work: the last attempt said so, or too many in a row were aborted. Empty: try."""
     if not job.movable:

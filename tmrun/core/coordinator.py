@@ -67,7 +67,8 @@ def _tell(job: Job, decision: Decision) -> Decision:
     if job.map is None or job.end is not None or job.open_migration is not None:
         return decision
     failed = tuple(losses.failed(job))
-    notice = Notice(job.map.generation, job.movable, bool(job.done), job.epoch if failed else 0, failed)
+    movable = job.movable or job.told.movable  # claims go and come back with a lease
+    notice = Notice(job.map.generation, movable, bool(job.done), job.epoch if failed else 0, failed)
     if notice == job.told:
         return decision
     return Decision(transactions.tell(job, notice), decision.reason)

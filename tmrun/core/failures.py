@@ -21,12 +21,9 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
     blamed = _blame_program(job, spec, failed, timers, now)
     if blamed is not None:
         return blamed
-    frozen = losses.breaker(job, timers, now)
-    if frozen:
-        return Decision(None, frozen)
-    held = [i for i in failed if i in job.runs]
-    if held:
-        return Decision(None, f"slot {held[0]} is still claimed by {job.runs[held[0]].value.host}")
+    early = _too_early(job, failed, timers, now)
+    if early:
+        return Decision(None, early)
     if attempts.immovable(job):
         return restarts.after_loss(job, current, failed, f"{losses.what(job, failed[0])}; {attempts.immovable(job)}", timers, now)
     verdict = policy.judge(job.maps, [t for t in map(job.trouble, failed) if t is not None])
@@ -36,6 +33,18 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
     if late and timers.since(f"taking over {current.epoch}", now) < spec.prepare_deadline_s:
         return Decision(None, f"{losses.what(job, failed[0])}; {late[0].joiner.host} is still taking over")
     return replace(job, spec, current, failed, timers, now)
+
+
+def _too_early(job: Job, failed: list[int], timers: Timers, now: float) -> str:
+    """Why nothing is decided yet; empty: go on."""
+    frozen = losses.breaker(job, timers, now)
+    if frozen:
+        return frozen
+    held = [i for i in failed if i in job.runs]
+    if held:
+        return f"slot {held[0]} is still claimed by {job.runs[held[0]].value.host}"
+    back = attempts.returning(job)
+    return f"{losses.what(job, failed[0])}; {back} is back, and says next whether its workers live" if back else ""
 
 
 def _blame_program(job: Job, spec: Spec, failed: list[int], timers: Timers, now: float) -> Decision | None:

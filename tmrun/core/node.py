@@ -567,6 +567,8 @@ def _ended_badly(node: Node, job: Job, group: Group) -> Effect | None:
         return None if group.killed else Kill("a worker of this node failed", gently=not group.joined)
     held = job.runs.get(group.slot)
     mine = held is not None and held.value.incarnation == node.me.incarnation
+    if _unclaimed(node, job, group) and held is None:
+        return _tell_trouble(node, job, group)
     if group.purpose is Purpose.STANDBY or not mine:
         # what it may owe (the store dropped its lease, and the run key with it) is paid next
         return Note(Forgotten(), "those workers are accounted for")
@@ -577,6 +579,22 @@ def _ended_badly(node: Node, job: Job, group: Group) -> Effect | None:
         return Note(Forgotten(), "stopped for the restart")
     trouble = _first_failure(node, job, group)
     return _submit(transactions.release(job, group.slot, trouble), Forgotten(), say=f"{node.me.host} rank {trouble.rank}: {trouble.text}")
+
+
+def _unclaimed(node: Node, job: Job, group: Group) -> bool:
+    """Its slot is still ours by the map; the store dropped the claim on it, with the lease, and nobody has told yet that it is over."""
+    current = job.map
+    if current is None or group.purpose is Purpose.STANDBY or group.generation < current.generation:
+        return False
+    return current.seats[group.slot] == node.me and not job.trouble(group.slot) and group.slot not in job.done
+
+
+def _tell_trouble(node: Node, job: Job, group: Group) -> Effect | None:
+    if not job.alive(node.me):
+        return None  # registers again first
+    trouble = _first_failure(node, job, group)
+    say = f"{node.me.host} rank {trouble.rank}: {trouble.text}"
+    return _submit(transactions.report_trouble(job, trouble), Forgotten(), say=say)
 
 
 def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
