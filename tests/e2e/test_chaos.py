@@ -1,6 +1,7 @@
 """Fault after fault on one job: it always trains again, bitwise as if nothing had happened, and nothing piles up in those who stay.
 
-``pytest -m chaos tests/e2e/test_chaos.py`` strikes a hundred times; the default run a few. $CHAOS_SEED and $CHAOS_COUNT choose others.
+``pytest -m chaos tests/e2e/test_chaos.py`` strikes a hundred times; the default run a few. $CHAOS_SEED and $CHAOS_COUNT choose others,
+$CHAOS_FAULTS those of the second test.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ AWAY_S = 6.0
 def test_every_fault_while_the_store_is_away(lab: Lab, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing can be decided then; when the store is back, all leases are gone and the fault is a while ago."""
     in_full = "chaos" in (request.config.getoption("-m") or "")
-    names = WITHOUT_A_STORE if in_full else ["worker SIGKILL", "agent SIGKILL"]
+    chosen = os.environ.get("CHAOS_FAULTS", "worker loops for ever,agent SIGKILL").split(",")
+    names = WITHOUT_A_STORE if in_full and "CHAOS_FAULTS" not in os.environ else chosen
     steps = 60 + 60 * len(names)
     expected = uninterrupted(make_lab(tmp_path_factory.mktemp("plain")), steps)
     chaos = Chaos(lab, random.Random(1))

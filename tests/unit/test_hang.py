@@ -9,8 +9,8 @@ from test_core import KEYS, running, seat
 
 from tmrun.core import codec, coordinator, hang
 from tmrun.core.decision import Timers
-from tmrun.core.membership import Job
-from tmrun.core.model import Eviction, Evidence, Host, Kind, Leader, Resume, Sign, Stall, Term
+from tmrun.core.membership import Job, Stored
+from tmrun.core.model import Eviction, Evidence, Head, Host, Kind, Leader, Migration, Resume, Sign, Stall, Term, Vote
 from tmrun.core.watchdog import Blame
 
 
@@ -57,6 +57,27 @@ def test_the_one_behind_is_ordered_out_once(job: Job) -> None:
     stopped = replace(last, signs=(*last.signs[:-1], replace(last.signs[-1], evidence=Evidence.STOPPED, since_s=2.1)))
     assert ordered(replace(frozen, stalls={**frozen.stalls, order.host: stopped}))[0].act, "a frozen one is not waited for"
     assert ordered(replace(stuck, spec=replace(stuck.spec, hang_action="notify")))[0].act is False  # type: ignore[type-var]
+
+
+def test_who_does_not_stop_for_a_failure_keeps_all_others_waiting(job: Job) -> None:
+    """All others have voted; it waits for nobody, so it gets no more time than it takes to be late."""
+    assert job.map is not None and job.spec is not None and job.head is not None
+    stuck = stalled(job, (*uniform(job)[:-1], 1), since_s=61.0)
+    last = job.map.seats[-1].host
+    signs = stuck.stalls[last].signs
+    beside = tuple(replace(s, evidence=Evidence.NONE, place="PARKED") for s in signs[:-1])
+    alone = {last: replace(stuck.stalls[last], signs=(*beside, signs[-1]))}
+    current = Migration(1, job.epoch, 1, Kind.FAILURE, (), job.map.generation)
+    votes = {s.host: Stored(Vote(s.host, s.incarnation, 1, True), "v", 5, 5) for s in job.map.seats[:-1]}
+    opened = replace(
+        stuck, stalls=alone, migration=Stored(current, "m", 5, 5), votes=votes, head=replace(job.head, value=Head(job.epoch, 1, 1))
+    )
+    timers = Timers({"migration 1": -60.0})
+    decision = coordinator.decide(opened, timers, 0.0)
+    assert decision.txn is not None
+    assert "all others have stopped" in decision.reason
+    assert not ordered(opened), "the report is older than the migration, which may heal it"
+    assert hang.unstopped(replace(opened, votes={}), 60.0) is None, "not all have"
 
 
 def test_reports_of_an_older_epoch_or_life_are_ignored(job: Job) -> None:

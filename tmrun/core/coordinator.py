@@ -82,7 +82,7 @@ def _decide(job: Job, timers: Timers, now: float) -> Decision:
     late = drains.overdue(job, timers, now)
     if late is not None:
         return Decision(transactions.force(job, late), f"drain {late.id} is overdue", f"drain {late.id} is overdue: {drains.FORCED}")
-    stuck = _hang(job)
+    stuck = _hang(job, timers, now)
     if stuck is not None:
         return stuck
     if job.open_migration:
@@ -141,9 +141,11 @@ def idle_s(job: Job) -> float:
     return max((w.idle_s for v in job.votes.values() for w in v.value.workers), default=0.0)
 
 
-def _hang(job: Job) -> Decision | None:
+def _hang(job: Job, timers: Timers, now: float) -> Decision | None:
     """Some ranks keep all others waiting: their nodes have to end them, whatever else goes on. What then follows is a failure's."""
-    found = hang.finding(job)
+    current = job.open_migration
+    found = hang.unstopped(job, timers.since(f"migration {current.id}", now)) if current is not None else None
+    found = found or hang.finding(job)
     orders = hang.orders(job, found) if found is not None and not job.pause else ()
     if found is None or not orders:
         return None

@@ -20,6 +20,22 @@ def finding(job: Job) -> Finding | None:
     return watchdog.culprits(signs, job.spec.world)
 
 
+def unstopped(job: Job, waited_s: float) -> Finding | None:
+    """Who keeps a failure's open migration waiting, ``waited_s`` after it began: those who stay have to stop before they can vote.
+
+    What was reported before may be what the migration heals, so nobody is late earlier than it takes to be told of.
+    """
+    current, signs = job.open_migration, _signs(job)
+    if current is None or current.kind is not Kind.FAILURE or job.spec is None or job.map is None:
+        return None
+    limit = watchdog.limits(job.spec.hang_timeout)
+    if limit is None or waited_s < limit.late_s:
+        return None
+    stays = [i for i in range(len(job.map.seats)) if i not in current.slots]
+    parked = {r for i in stays if job.map.seats[i].host in job.votes for r in job.spec.ranks(i)}
+    return watchdog.keep_parked_waiting(signs, parked, {r for i in stays for r in job.spec.ranks(i)})
+
+
 def _signs(job: Job) -> list[Sign]:
     """Of the ranks that sit in the newest map, by rank."""
     found: list[Sign] = []
@@ -62,7 +78,7 @@ def _long_enough(job: Job, found: Finding) -> bool:
     """Who is frozen is ended at once, who is only late gets more time than it takes to be told of."""
     limit = watchdog.limits(job.spec.hang_timeout) if job.spec else None
     late = [s.since_s for s in _signs(job) if s.rank in found.ranks and s.evidence is Evidence.LATE]
-    return limit is not None and min(late, default=float("inf")) >= limit.late_s * limit.act
+    return limit is not None and (found.at_once or min(late, default=float("inf")) >= limit.late_s * limit.act)
 
 
 def waits_in_vote(job: Job) -> bool:

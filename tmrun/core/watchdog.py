@@ -13,7 +13,7 @@ May not know: how readings are taken, stores, clocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
@@ -182,6 +182,21 @@ class Finding:
     blame: Blame
     ranks: tuple[int, ...] = ()
     why: str = ""
+    at_once: bool = False
+    """Whoever is late gets no more time: nothing that others do can explain it."""
+
+
+def keep_parked_waiting(signs: Sequence[Sign], parked: Collection[int], needed: Collection[int]) -> Finding | None:
+    """Who does not stop, when all others of those who are ``needed`` have stopped for a migration; None: nobody, or not all have yet.
+
+    Its connections are cut, so it waits for nobody: it loops, or computes longer than it ever did.
+    """
+    late = [s for s in signs if s.evidence is Evidence.LATE and s.rank not in parked]
+    here = {s.rank for s in signs if s.place == Place.PARKED.name} | set(parked) | {s.rank for s in late}
+    if not late or not here.issuperset(needed):
+        return None
+    why = "; ".join(f"{_text(s)}, all others have stopped for the migration" for s in late)
+    return replace(_blamed(late, max(2 * len(late), len(needed)), why), at_once=True)
 
 
 def culprits(signs: Sequence[Sign], world: int) -> Finding:
