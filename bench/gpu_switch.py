@@ -64,6 +64,7 @@ def switch(here: device.Device, backend: str, switches: int) -> dict[str, Any]:
     memory["first communicator in use"] = used(here)
     took: dict[str, list[float]] = {"build": [], "switch": [], "give back": [], "first use": []}
     after: dict[str, list[float]] = {"built": [], "given back": [], "in use": []}
+    made_last: Any = first
     for _ in range(switches):
         made = timed(took["build"], lambda: comm.build(kinds, dist.HashStore(), 0, 1, MINUTE, Like(here.torch_device)))
         after["built"].append(used(here))
@@ -71,7 +72,7 @@ def switch(here: device.Device, backend: str, switches: int) -> dict[str, Any]:
         timed(took["switch"], lambda made=made: one.install(made.backends))
         timed(took["give back"], lambda gone=connection: comm.vacate([gone]))
         after["given back"].append(used(here))
-        connection = made.connection
+        connection, made_last = made.connection, made.backends[here.torch_device.type]
         timed(took["first use"], lambda: reduce_some(here))
         after["in use"].append(used(here))
         del made
@@ -81,6 +82,7 @@ def switch(here: device.Device, backend: str, switches: int) -> dict[str, Any]:
         "nccl": list(torch.cuda.nccl.version()) if here.torch_device.type == "cuda" else None,
         "seconds": {name: statistics.median(times) for name, times in took.items()},
         "memory_mb": {**memory, **after},
+        "nccl_memory": stats(made_last),
         "left_mb": after["in use"][-1] - after["in use"][0],
         "abort": abort_while_busy(here, connection),
     }
@@ -99,6 +101,14 @@ def abort_while_busy(here: device.Device, connection: comm.Connection) -> dict[s
     here.synchronize()
     works = torch.ones(4, device=here.torch_device).sum().item() == 4
     return {"seconds": aborted, "until the device is idle": time.perf_counter() - began, "device works": works}
+
+
+def stats(backend: Any) -> dict[str, int] | None:
+    """ncclCommMemStats of a communicator in use, where torch (2.14) and NCCL (2.29.7) tell."""
+    try:
+        return dict(backend.memory_stats()) if callable(getattr(backend, "memory_stats", None)) else None
+    except RuntimeError:
+        return None
 
 
 def reduce_some(here: device.Device, *, wait: bool = True) -> None:

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from tmrun.worker import comm_gloo
+from tmrun import wire
+from tmrun.worker import comm_gloo, nccl_environment
 
 UNDEFINED = -(2**31)
 _serial = itertools.count()
@@ -43,6 +44,8 @@ class FakeNccl(dist.ProcessGroupGloo):
 
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
         assert options.split_from is None, "a communicator that belongs to another one"
+        if wire.ENV_SOCKET in os.environ:
+            assert all(os.environ[k] == v for k, v in nccl_environment.FORCED.items()), "torch's watchdog would end this process"
         with comm_gloo.Opened() as self._opened:
             super().__init__(store, rank, size, options._timeout)
         self.serial, self.made_with, self._members = next(_serial), options, size

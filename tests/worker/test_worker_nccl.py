@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_nccl
@@ -21,7 +23,8 @@ from nursery import Nursery
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm, comm_gloo, comm_nccl, graphs, native, nccl_environment, shim
+from tmrun.worker import comm, comm_gloo, comm_nccl, graphs, intercept, native, nccl_environment, shim
+from tmrun.worker.build import Build, Plan, Role, Status
 from tmrun.worker.comm import Like
 from tmrun.worker.comm_nccl import Handle
 from tmrun.worker.groups import ENV_SWITCH
@@ -137,6 +140,42 @@ def test_memory_is_given_back_by_all_at_once() -> None:
     first = Slow(second.aborted)
     comm.vacate([comm.joined([comm_gloo.Connections(), Handle(first)]), Handle(second)])
     assert first.aborted.is_set() and second.aborted.is_set()
+
+
+def test_memory_that_does_not_come_back_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(comm_nccl, "_VACATE_S", 0.1)
+    gate = threading.Event()
+    Handle(Slow(gate)).vacate()
+    assert capsys.readouterr().err.startswith("tmrun: NCCL did not give a replaced communicator's memory back within 0.1 s")
+    gate.set()
+
+
+def test_what_was_built_for_a_migration_that_is_off_is_aborted() -> None:
+    plan = Plan(wire.Prepare(1, wire.Kind.DRAIN, 2, (1,), 0, 1), Role.STAYER, 2, ())
+    build = Build(plan, lambda: None, lambda _: None)  # type: ignore[arg-type, return-value]
+    slow = Slow()
+    build.built.groups["g"] = comm.Communicator({}, Handle(slow))
+    build.status = Status.READY
+    build.drop()
+    assert slow.aborted.wait(10)
+
+
+def test_torch_is_not_told_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it splits communicators, in device meshes too, in ways that nothing of ours sees."""
+    told: dict[str, Any] = {}
+
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        told.update(kwargs)
+        return c10d.GroupMember.NON_GROUP_MEMBER, None
+
+    monkeypatch.setattr(c10d, "_new_process_group_helper", helper)
+    for name in ("_store_based_barrier", "_set_pg_timeout", "destroy_process_group", "split_group", "shrink_group"):
+        monkeypatch.setattr(c10d, name, getattr(c10d, name))
+        monkeypatch.setattr(dist, name, getattr(dist, name, None), raising=False)
+    runtime = SimpleNamespace(making_group=lambda *_: nullcontext(), sandboxed=False, patience=lambda t: t, scoped=lambda s: s)
+    intercept._catch_groups(runtime)  # type: ignore[arg-type]
+    c10d._new_process_group_helper(2, 0, [], "nccl", None, "0", timeout=MINUTE, device_id=torch.device("cuda", 0))  # type: ignore[arg-type]
+    assert told["device_id"] is None and told["timeout"] == MINUTE
 
 
 def test_an_abort_that_torch_gives_up_is_over() -> None:

@@ -143,7 +143,9 @@ class Build:
             self._changed(self)
 
     def _release(self) -> None:
-        self.built = Built()  # destroying a gloo backend joins its threads, some milliseconds each
+        built, self.built = self.built, Built()  # destroying a gloo backend joins its threads, some milliseconds each
+        made = [*built.groups.values(), *(each for each in (built.control, built.transfer, built.direct) if each is not None)]
+        comm.vacate([each.connection for each in made])
 
     def _connect(self, store: AgentStore) -> None:
         if self.plan.role is Role.LEAVER:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -59,7 +60,8 @@ class Handle:
     on_device = True
 
     def __init__(self, backend: Any, client: Client | None = None) -> None:
-        self._backend, self._client = backend, client
+        self._backend: Any = backend
+        self._client = client
         self._lock = threading.Lock()
         self._aborting: threading.Thread | None = None
 
@@ -84,13 +86,17 @@ class Handle:
 
     def vacate(self) -> None:
         """See ``comm.Connection``."""
-        self.close()
+        self.abort()
+        if not self._ended(_VACATE_S):
+            what = f"tmrun: NCCL did not give a replaced communicator's memory back within {_VACATE_S:g} s"
+            print(f"{what}; training goes on beside it", file=sys.stderr, flush=True)
 
     def _abort(self) -> None:
         if self._client is not None:
             self._client.close()
         with contextlib.suppress(RuntimeError):  # it took longer than an operation may: nothing else can be done
             self._backend.abort()
+        self._backend = None
         if self._client is not None:
             self._client.dispose()
 

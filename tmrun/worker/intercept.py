@@ -2,8 +2,8 @@
 
 - ``init_process_group`` (both names): the store becomes the job's, a rehearsing process gets a private one.
 - ``c10d._new_process_group_helper``: sees every group, subgroups included, and gives it a part of the store that belongs to the epoch.
-- ``split_group`` and ``shrink_group``: refused, they would make groups that nothing here sees. Torch's own splitting (``new_group`` after
-  ``init_process_group(device_id=...)``) is turned off: a split communicator is nothing that a joiner could take part in later.
+- ``split_group`` and ``shrink_group``: refused, they would make groups that nothing here sees. ``init_process_group(device_id=...)`` would
+  make torch split groups by itself (``new_group``, device meshes); it is not told of the device, and initialises NCCL at its first use.
 - CUDA graphs: refused if they have collectives in them (``graphs``).
 - ``_set_pg_timeout``: later communicators keep it.
 - ``destroy_process_group``: groups that are gone need no switching.
@@ -98,6 +98,7 @@ def _catch_groups(runtime: Runtime) -> None:
         size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: Any, backend_options: Any = None, **kwargs: Any
     ) -> Any:
         timeout = kwargs["timeout"]
+        kwargs["device_id"] = None
         with runtime.making_group(name, backend) as making:
             if runtime.sandboxed:
                 result = _make_fake(original, size, rank, ranks, backend, store, name, **kwargs)
@@ -129,7 +130,6 @@ def _catch_groups(runtime: Runtime) -> None:
             set_timeout(timeout, group)
 
     c10d._set_pg_timeout = set_pg_timeout
-    c10d._get_split_source = lambda pg: None
     for refused in ("split_group", "shrink_group"):
         if hasattr(dist, refused):
             setattr(dist, refused, _refused(refused))
@@ -154,7 +154,6 @@ def _refused(name: str) -> Callable[..., Any]:
 def _make_fake(original: Any, size: int, rank: int, ranks: list[int], backend: Any, store: Any, name: Any, **kwargs: Any) -> Any:
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend
 
-    kwargs["device_id"] = None
     result = original(size, rank, ranks, c10d.Backend("fake"), store, name, None, **kwargs)
     pg = result[0]
     if isinstance(pg, dist.ProcessGroup):  # so that get_backend() answers as it will in the job

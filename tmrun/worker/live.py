@@ -289,13 +289,19 @@ class Live:
     def _retire(self, old: list[Connection], control: Communicator | None) -> None:
         """Shut what nobody should use any more, so that a forgotten reference fails instead of hanging, and free it."""
         time.sleep(_RETIRE_S)
-        for connection in [*old, *([control.connection] if control is not None else [])]:
-            if connection.certain:
-                connection.close()
+        if control is not None:
+            old.append(control.connection)
+        while old:  # one after the other let go of here: what is freed with the last reference of Python's would hold the GIL for it
+            _shut(old.pop())
         with self.lock:
             groups = list(self.groups)
         for group in groups:
             group.switch.release()
+
+
+def _shut(connection: Connection) -> None:
+    if connection.certain:
+        connection.close()
 
 
 def _ranks(ranks: set[int]) -> str:
