@@ -50,6 +50,7 @@ def main() -> None:
         print(f"gpu-check: no GPU here ({why}); nothing was checked", flush=True)
         sys.exit(NO_GPU)
     args.out.mkdir(parents=True, exist_ok=True)
+    os.environ.update(environment())
     report = Check(args).run()
     print(text_of(report), flush=True)
     sys.exit(0 if all(part["ok"] for part in report["parts"].values()) else 1)

@@ -81,6 +81,30 @@ def test_options_keep_what_the_script_chose_but_no_ties() -> None:
     assert comm_nccl.options_like(FakeNccl, None, MINUTE).is_high_priority_stream is False
 
 
+REAL = getattr(torch._C._distributed_c10d, "ProcessGroupNCCL", None)
+
+
+@pytest.mark.skipif(REAL is None, reason="torch is built without NCCL")
+def test_the_real_options_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, but with torch's own classes: fields have the names and types that are meant here."""
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", REAL)
+    real: Any = REAL
+    given = real.Options(is_high_priority_stream=True)
+    given.config.min_ctas, given.config.blocking, given.global_ranks_in_group = 4, 0, [0, 1]
+    ours = comm_nccl.options_like(comm_nccl.class_of("nccl"), given, MINUTE)
+    assert (ours.is_high_priority_stream, ours.config.min_ctas, ours._timeout, ours.global_ranks_in_group) == (True, 4, MINUTE, [0, 1])
+    assert ours.config.blocking == real.Options().config.blocking
+    ours.config.blocking = 1
+    assert all(callable(getattr(real, name)) for name in ("abort", "eager_connect_single_device", "_set_default_timeout"))
+    if torch.cuda.device_count() == 0:
+        with pytest.raises(ValueError, match="no GPUs found"):
+            comm.build(comm.kinds_of("g", "cuda:nccl"), dist.HashStore(), 0, 1, MINUTE)
+    if hasattr(c10d, "ProcessGroupNCCL2"):
+        second = comm_nccl.options_like(comm_nccl.class_of("nccl2"), None, MINUTE)
+        second.enable_reconfigure = True
+        assert comm.parts_of(comm.kinds_of("g", "nccl2")) == [(comm_nccl.NCCL2, ("cuda",))]
+
+
 def test_names_of_backends() -> None:
     assert comm.parts_of(comm.kinds_of("g", BOTH)) == [(comm_gloo, ("cpu",)), (comm_nccl.NCCL, ("cuda",))]
     assert comm.parts_of(comm.kinds_of("g", "nccl")) == [(comm_nccl.NCCL, ("cuda",))]
