@@ -131,11 +131,14 @@ class Check:
                 for compiled in ([], ["--compile"]):
                     for mode in MODES:
                         name = f"{mode}, compiled" if compiled else mode
-                        found[name] = self.until_ready(mode, compiled, nursery, cache)
-                        print(f"  {name}: {found[name]['ready_s']:.2f} s", flush=True)
+                        try:
+                            found[name] = self.until_ready(mode, compiled, nursery, cache)
+                        except RuntimeError as error:
+                            found[name] = {"error": str(error).splitlines()[-12:]}
+                        print(f"  {name}: {found[name].get('ready_s', 'FAILED')}", flush=True)
         finally:
             nursery.close()
-        return {"seconds": found}
+        return {"ok": not any("error" in each for each in found.values()), "seconds": found}
 
     def until_ready(self, mode: str, compiled: list[str], nursery: Any, cache: str) -> dict[str, Any]:
         """One process that is told to take a rank."""
@@ -156,12 +159,14 @@ class Check:
                     time.sleep(0.5)
                     began = time.monotonic()
                 worker.channel.send(wire.Prepare(1, wire.Kind.FAILURE, 2, (1,), 1, 1))
-                job.agent.wait(lambda: "m1/entered" in job.agent._store, PATIENCE_S, f"{mode}: ready\n{job.rehearsal()}")
+                job.agent.wait(lambda: "m1/entered" in job.agent._store, PATIENCE_S, f"{mode}: ready")
                 result: dict[str, Any] = {"ready_s": time.monotonic() - began, "age_s": json.loads(stages.read_text())}
                 if mode == "rehearsed":
                     result |= {"waiting_mb": warm.rehearsal.waiting_mb, "peak_mb": warm.machine.peak_mb}
                     result["health"] = [str(gpu) for gpu in warm.machine.health]
                 return result
+            except AssertionError as error:
+                raise RuntimeError(f"{error}\n{job.rehearsal()[-2000:]}") from error
             finally:
                 job.close()
 
@@ -327,7 +332,8 @@ def text_of(report: dict[str, Any]) -> str:
         lines.append("tried on the CPU: this says nothing about GPUs")
     lines += ["", "| part | result |", "|---|---|"]
     for name, part in parts.items():
-        what = part.get("left out") or ("; ".join(part["error"]) if not part["ok"] else summary(name, part))
+        what = part.get("left out") or ("; ".join(part["error"]) if "error" in part else summary(name, part))
+        what += "" if part["ok"] else " (FAILED in part, see the JSON)"
         lines.append(f"| {name} | {what} |")
     return "\n".join(lines)
 
@@ -335,7 +341,7 @@ def text_of(report: dict[str, Any]) -> str:
 def summary(name: str, part: dict[str, Any]) -> str:
     """One line of a part that is well."""
     if name == "warm":
-        return ", ".join(f"{mode} {found['ready_s']:.2f} s" for mode, found in part["seconds"].items())
+        return ", ".join(f"{mode} {found['ready_s']:.2f} s" for mode, found in part["seconds"].items() if "ready_s" in found)
     if name == "switch":
         times = ", ".join(f"{what} {seconds * 1e3:.1f} ms" for what, seconds in part["seconds"].items())
         lives = "works" if part["abort"]["device works"] else "is lost"
