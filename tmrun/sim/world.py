@@ -12,16 +12,32 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from tmrun.core import coordinator, decision, membership, migration, transactions
+from tmrun.core.codec import encode
 from tmrun.core.decision import Decision, Timers
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, Stored, fold
-from tmrun.core.model import FENCED_SHARE, UNSEEN_SHARE, Done, Host, Incarnation, Member, Operation, Run, Seat, Spec, Trouble, Verb, Vote
-from tmrun.core.txn import Delete, Txn
+from tmrun.core.model import (
+    FENCED_SHARE,
+    UNSEEN_SHARE,
+    Done,
+    Host,
+    Incarnation,
+    Kind,
+    Member,
+    Operation,
+    Run,
+    Seat,
+    Spec,
+    Trouble,
+    Verb,
+    Vote,
+)
+from tmrun.core.txn import Delete, Op, Put, Txn
 from tmrun.sim.snapshot import Snapshot
 from tmrun.store.memory import MemoryWorld
 
 KEPT_MAPS = 24
-"""Maps of migrations that are kept, for decisions that look back on the last failures: a job of weeks commits thousands, each as long as
+"""Maps that are kept as they are, for decisions that look back on the last failures: a job of weeks commits thousands, each as long as
 the job is wide."""
 FORGET_EVERY = 64
 """Epochs after which the decoder's cache, which keeps every map it has seen, is emptied."""
@@ -47,6 +63,7 @@ class JobWorld:
         self._leases: dict[int, int] = {}
         self._pruned = 0
         self.client.watch(self.keys.ctl, self._snapshot.hear)
+        membership.forget()  # what the decoder keeps of an earlier job
         assert self.client.commit(transactions.create_spec(Job(self.keys), spec)).succeeded
 
     # -- who is who
@@ -221,18 +238,20 @@ class JobWorld:
         return min((t for t in due if t > now), default=_FOREVER)
 
     def _prune(self, job: Job) -> None:
-        """Old maps of migrations, and old migrations, are read by nobody."""
+        """Old migrations and their maps are read by nobody; of an old restart only that there was one."""
         if job.map is None or job.epoch <= self._pruned:
             return
         self._pruned = job.epoch
         old = job.epoch - KEPT_MAPS
-        stale = [self.keys.comm(old)]
+        ops: list[Op] = [Delete(self.keys.comm(old))]
         entry = self.store.get(self.keys.map(old))
-        if entry is not None and membership.fold(self.keys, [entry]).restarts == 0:
-            stale.append(entry.key)
+        for past in fold(self.keys, [entry] if entry is not None else []).maps:
+            slim = replace(past, seats=(), places=())
+            key = self.keys.map(old)
+            ops.append(Put(key, encode(slim)) if past.kind is Kind.RESTART else Delete(key))
         last = job.head.value.last if job.head else 0
-        stale += [self.keys.migration(n) for n in range(max(1, last - 60), last - 20)]
-        self.client.commit(Txn((), tuple(Delete(k) for k in stale), "prune"))
+        ops += [Delete(self.keys.migration(n)) for n in range(max(1, last - 60), last - 20)]
+        self.client.commit(Txn((), tuple(ops), "prune"))
         if job.epoch % FORGET_EVERY == 0:
             membership.forget()
 

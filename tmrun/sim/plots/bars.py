@@ -65,7 +65,7 @@ def timeline(outcomes: Sequence[Outcome], trace: Sequence[Event], subtitle: str)
                 _span(canvas, x, span, py, step)
         canvas.text(right + 8, py + 20, f"{o.ettr:.4f}", size=11, fill=GREY)
     used = [t for t in TERM_COLOURS if any(s.term is t and s.start_s < end for o in outcomes for s in o.spans)]
-    below = legend(canvas, left, right, bottom + 46, {"training": TRAINING} | {t.value: TERM_COLOURS[t] for t in used})
+    below = legend(canvas, left, 950, bottom + 46, {"training": TRAINING} | {t.value: TERM_COLOURS[t] for t in used})
     whole = "" if math.isclose(end, outcomes[0].wall_s) else f" ETTR is of all {outcomes[0].wall_s / 86_400:g} days."
     for words in (
         f"Pauses shorter than a pixel are drawn one pixel wide.{whole}",
