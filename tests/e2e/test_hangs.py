@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 from e2e_lab import Lab, Oracle, wait_for
 from test_training_goes_on import LOCAL, assert_exact
 
@@ -38,3 +41,20 @@ def test_one_hang_after_the_other(lab: Lab, oracle: Oracle) -> None:
     assert "most recent call first" in told, "no stacks in the log"
     assert lab.finish() == 0
     assert_exact(lab, oracle, may_miss=2 * len(FAULTS))
+
+
+def test_who_cannot_be_woken_ends_itself(lab: Lab, oracle: Oracle) -> None:
+    """With no watchdog: one rank waits for something that never comes when another dies; it cannot stop for the migration, so both move."""
+    four = ("--local-nodes", "6", "--nnodes", "4", "--standby", "2", "--hang-timeout", "off")
+    lab.launch(*four, TEST_FAULT=str(lab.folder / "fault"), TMRUN_TEST_STUCK_S="2")
+    before = {n["slot"]: n for n in lab.wait_warm(2)["nodes"] if n["slot"] is not None}
+    inject(lab, 1, "sleep")
+    wait_for("it waits", lambda: not (lab.folder / "fault").exists())
+    os.kill(before[3]["pids"][0], signal.SIGKILL)
+    row = wait_for("both have moved", lambda: next((r for r in lab.history() if {1, 3} <= set(r["ranks"])), None))
+    assert row["cause"] == "failure"
+    assert "hangs in an operation that nothing can wake" in lab.output()
+    after = {n["slot"]: n["pids"] for n in lab.status()["nodes"]}
+    assert [after[slot] for slot in (0, 2)] == [before[slot]["pids"] for slot in (0, 2)]
+    assert lab.finish() == 0
+    assert_exact(lab, oracle, may_miss=4)

@@ -222,6 +222,13 @@ def test_checks_name_a_stuck_drain_and_mixed_versions(tmrun: Any, store: MemoryS
     assert "2: node1" in skew["text"]
 
 
+def test_a_script_that_never_calls_run_steps_is_not_waited_for_in_silence(tmrun: Any, store: MemoryStore) -> None:
+    for slot, run in job(store).runs.items():
+        store.put(KEYS.run(slot), encode(replace(run.value, joined=False)))
+    assert tmrun("drain", "node0", "--detach").out.splitlines()[1].endswith("cannot be moved, only restarted: `tmrun replace node0`")
+    assert "waits for the workers to reach run.steps" in tmrun("status").out
+
+
 def test_a_cordon_survives_a_drain_and_its_end(tmrun: Any, store: MemoryStore) -> None:
     tmrun("cordon", "node0")
     tmrun("drain", "node0", "--detach")

@@ -102,6 +102,7 @@ _FAULTS: dict[str, Callable[[], object]] = {
     "skip": lambda: _skip.__setitem__(0, True),
     "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": lambda: time.sleep(3600),
     "exit": lambda: os._exit(3),
     "raise": _raise,
     "print": lambda: print("x" * (1 << 16)),

@@ -117,6 +117,8 @@ def request(
         raise RefusedError(f"the state of {', '.join(hosts)} changed meanwhile; look at `tmrun status` and try again")
     for host in hosts:
         tell(f"{host} cordoned  (op {op.id}, reason: {op.reason!r})")
+    if verb is Verb.DRAIN and not foresight.movable(current):
+        tell(f"{foresight.UNMOVABLE}: `tmrun replace {' '.join(hosts)}`")
     return op
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tmrun.core import hang, losses, planner, progress, straggler
+from tmrun.core import foresight, hang, losses, planner, progress, straggler
 from tmrun.core import migration as judging
 from tmrun.core.checks import Grade
 from tmrun.core.decision import Timers
@@ -38,7 +38,10 @@ WHAT_TO_DO: dict[str, tuple[Grade, str]] = {
         Grade.WARN,
         "look at its disk, CPU and network, `tmrun doctor`; a migration waits for ten answers in a row",
     ),
-    "DRAIN_STUCK": (Grade.WARN, "start a host, wait for one to be warm, or `tmrun drain --cancel NODE`"),
+    "DRAIN_STUCK": (
+        Grade.WARN,
+        "start a host, wait for one to be warm, or `tmrun drain --cancel NODE`; a script without run.steps needs `tmrun replace NODE`",
+    ),
     "NODE_SLOW": (Grade.WARN, "look at its clocks and heat; `tmrun drain NODE`, or launch with --straggler drain"),
     "VERSION_SKEW": (Grade.WARN, "upgrade them, one by one: `tmrun drain NODE`, then start it again"),
     "PAUSED": (Grade.WARN, "`tmrun resume` when done"),
@@ -160,7 +163,8 @@ def _requests(job: Job) -> Found:
         return
     for op in job.open_ops():
         if op.verb == "drain" and _waits(job, op):
-            yield "DRAIN_STUCK", f"drain {op.id} of {some(op.hosts)} waits for {op.to or 'a standby'} to be warm and free"
+            what = f"{op.to or 'a standby'} to be warm and free" if foresight.movable(job) else "the workers to reach run.steps"
+            yield "DRAIN_STUCK", f"drain {op.id} of {some(op.hosts)} waits for {what}"
 
 
 def _waits(job: Job, op: Operation) -> bool:

@@ -45,12 +45,20 @@ def drain(job: Job, hosts: Sequence[Host], rows: Sequence[Mapping[str, Any]], to
     return Foresight(moves, tuple(blockers), tuple(_notes(job, hosts, slots, first)), pauses, sizes)
 
 
+UNMOVABLE = "the workers have not reached run.steps yet; a script that never does cannot be moved, only restarted"
+
+
+def movable(job: Job) -> bool:
+    """Whether its ranks can be moved, as far as the coordinator has told or the claims show."""
+    return job.movable or job.told.movable
+
+
 def _no_job(job: Job) -> list[str]:
     if job.end is not None:
         return [f"the job has ended ({job.end.state.value})"]
     if job.map is None:
         return ["the job has no ranks yet"]
-    return [] if job.movable else ["the workers have not reached run.steps yet; a script that never does cannot be moved, only restarted"]
+    return [] if movable(job) else [UNMOVABLE]
 
 
 def _hosts(job: Job, hosts: Sequence[Host]) -> list[str]:
