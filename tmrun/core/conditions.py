@@ -168,9 +168,9 @@ def _requests(job: Job) -> Found:
 
 
 def _waits(job: Job, op: Operation) -> bool:
-    """Somebody has to leave, and nobody could take over."""
+    """Somebody has to leave, and cannot, or nobody could take over."""
     free = [m for m in planner.standbys(job) if not op.to or m.host == op.to]
-    return job.map is not None and not free and any(job.map.slot_of_host(h) is not None for h in op.hosts)
+    return job.map is not None and not (free and foresight.movable(job)) and any(job.map.slot_of_host(h) is not None for h in op.hosts)
 
 
 def _people(job: Job) -> Found:
