@@ -87,7 +87,13 @@ def run(store: Store, prefix: str, history: list[Any]) -> list[object]:
     return told
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(history=histories)
 def test_the_model_is_etcd(quiet_etcd: EtcdStore, history: list[Any]) -> None:
     prefix = f"/{uuid.uuid4().hex}/"
