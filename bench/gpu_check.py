@@ -82,7 +82,8 @@ class Check:
         self.args, self.began = args, time.monotonic()
         self.small = ["--width", "64", "--layers", "2"] if args.device == "cpu" else []
         self.report: dict[str, Any] = {"about": about(args.device), "parts": {}}
-        self.trace = Path(tempfile.mkdtemp(prefix="tmrun-gpu-memory-"))
+        self.folder = tempfile.TemporaryDirectory(prefix="tmrun-gpu-memory-")
+        self.trace = Path(self.folder.name)
         self.events: list[tuple[float, str]] = []
         self.compiler: subprocess.Popen[str] | None = None
 
@@ -101,8 +102,9 @@ class Check:
             "nccl": self.nccl,
             "memory": self.memory,
         }
-        for name in self.args.parts.split(","):
-            self.part(name, parts[name])
+        with self.folder:
+            for name in self.args.parts.split(","):
+                self.part(name, parts[name])
         return self.report
 
     def part(self, name: str, run: Callable[[], dict[str, Any]]) -> None:

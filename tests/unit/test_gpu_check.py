@@ -43,6 +43,7 @@ def test_a_part_that_fails_is_told_and_the_others_run(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "gpu_check.json").read_text())["parts"]
     assert [(name, part["ok"]) for name, part in written.items()] == [("nccl", False), ("gloo", True), ("memory", True)]
     assert "NCCL said no" in written["nccl"]["error"] and written["memory"]["left out"] == "no time"
+    check.folder.cleanup()
     text = gpu_check.text_of(check.report)
     assert "says nothing about GPUs" in text and "| nccl | NCCL said no; because" in text and "bitwise the same" in text
 
