@@ -23,7 +23,7 @@ from tmrun.worker.groups import ENV_SWITCH
 M = TypeVar("M")
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("paced_gpt.py")
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ WARM_UP = 3
 KB = 1 << 10
 LEAK_LIMIT = {"shim": 64 * KB, "slot": 512 * KB}
 """Resident memory that a migration may add, over a long run."""
-NOISE_S = 0.1
+NOISE_S = 0.5
 """Pauses below this are not compared: other processes on the machine matter more."""
 
 
