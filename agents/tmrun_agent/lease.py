@@ -1,8 +1,8 @@
 """The agent's one lease: register, stay registered, and stop the workers when the lease may have run out elsewhere.
 
     held --the store says it is gone--> lost --new lease, same incarnation--> held       (workers go on; the slot is claimed again)
-    held --no renewal for PARK_SHARE of the TTL, no proof newer than PROOF_SHARE--> the workers are told to park
-         --... FENCE_SHARE, and not all are parked--> fenced: workers killed before anybody else may take the slot
+    held --no renewal for PARK_SHARE of the TTL, no proof newer than PARK_PROOF_SHARE--> the workers are told to park
+         --... FENCE_SHARE, PROOF_SHARE, and not all are parked--> fenced: workers killed before anybody else may take the slot
     The agent goes on trying in either case.
 
 A store outage alone kills nothing: completed steps prove that every rank of the epoch lives, and nobody can be elected or commit anything.
@@ -99,15 +99,15 @@ class Lease:
             while True:
                 time.sleep(WATCH_S)
                 agent.beacon.add("ticks")  # the launcher ends an agent that does not even get here
-                if agent.runs_a_slot:
+                if self._out_of_touch and agent.runs_a_slot:
                     self._stop(agent, self.clock() - agent.proven_at)
 
         threading.Thread(target=run, name="fence", daemon=True).start()
 
     def _stop(self, agent: Agent, proof_s: float) -> None:
-        """Softly, then hard. ``proof_s``: age of the proof that all ranks lived."""
+        """Out of touch: softly, then hard. ``proof_s``: age of the proof that all ranks lived."""
         what = f"no lease renewal for {self.silent_s:.1f} s and no step completed"
-        if self._out_of_touch and proof_s > self.ttl_s * PARK_PROOF_SHARE and not self._parked and not agent.health.parked():
+        if proof_s > self.ttl_s * PARK_PROOF_SHARE and not self._parked and not agent.health.parked():
             self._parked = True
             agent.park()
             agent.inbox.put(Parked(what))

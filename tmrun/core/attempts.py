@@ -20,14 +20,15 @@ def parked(job: Job) -> Migration | None:
 
 
 def returning(job: Job) -> str:
-    """A host that has registered again, all claims having been lost with the leases, and has not said yet whether its workers live.
+    """Who has registered again, all claims having been lost with the leases, and has not said yet whether its workers live: for people.
     Empty: nobody is waited for."""
     if job.movable or not job.told.movable or job.map is None:
         return ""
     silent = (
         s.host for i, s in enumerate(job.map.seats) if job.alive(s) and i not in job.runs and i not in job.done and not job.trouble(i)
     )
-    return next(silent, "")
+    back = next(silent, None)
+    return f"{back} is back, and says next whether its workers live" if back else ""
 
 
 def immovable(job: Job) -> str:

@@ -44,7 +44,7 @@ def _too_early(job: Job, failed: list[int], timers: Timers, now: float) -> str:
     if held:
         return f"slot {held[0]} is still claimed by {job.runs[held[0]].value.host}"
     back = attempts.returning(job)
-    return f"{losses.what(job, failed[0])}; {back} is back, and says next whether its workers live" if back else ""
+    return f"{losses.what(job, failed[0])}; {back}" if back else ""
 
 
 def _blame_program(job: Job, spec: Spec, failed: list[int], timers: Timers, now: float) -> Decision | None:

@@ -15,8 +15,9 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
     parked = attempts.parked(job)
     if parked is None:
         return _unexplained(job, spec, timers, now) or _deadlock(job, spec, timers, now)
-    if attempts.returning(job):
-        return Decision(None, f"{attempts.returning(job)} is back, and says next whether its workers live")
+    back = attempts.returning(job)
+    if back:
+        return Decision(None, back)
     if attempts.immovable(job):
         return Decision(None, losses.held_back(job)) if job.pause else restarts.restart(job, attempts.immovable(job), 1, program=False)
     reason = f"all ranks are alive again (migration {parked.id}: {parked.reason})"
