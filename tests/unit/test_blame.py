@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from test_breaker import TTL, Clock, _job, _seat
+from test_breaker import KEYS, TTL, Clock, _job, _seat
 
-from tmrun.core import node
-from tmrun.core.decision import DOUBT_SHARE
+from tmrun.core import codec, coordinator, node, restarts
+from tmrun.core.decision import DOUBT_SHARE, Timers
 from tmrun.core.membership import Job
-from tmrun.core.model import Trouble
+from tmrun.core.model import Notice, RankMap, Trouble
+from tmrun.core.txn import Put
 
 
 def job(*troubles: Trouble, gone: tuple[int, ...] = ()) -> Job:
@@ -52,6 +53,49 @@ def test_a_lost_machine_restarts_the_job_at_its_own_expense() -> None:
     silent = Clock()
     assert "presumed dead" in silent.at(0, job(ECHO, gone=(5,)))
     assert silent.at(2 * TTL, job(ECHO, gone=(5,))) == "restart map of epoch 2"
+
+
+def test_progress_gives_the_budget_for_lost_machines_back() -> None:
+    """And only it does: not a wait for nodes, not a restart that the program causes, not a new coordinator."""
+    killed = job(trouble(5, "killed by SIGKILL", 137))
+
+    def after(row: int, *, lasted: bool = False) -> Job:
+        assert killed.map is not None
+        return replace(killed, map=replace(killed.map, row=row), notice=Notice(1, lasted=lasted))
+
+    def rows(made: Job) -> tuple[str, int | None]:
+        """What is done now, and the row that the new map shows."""
+        timers = coordinator.observe(Timers(), made, 0.0)
+        txn = coordinator.decide(made, timers, 0.0).txn
+        assert txn is not None
+        maps = [codec.decode(RankMap, op.value) for op in txn.ops if isinstance(op, Put) and op.key == KEYS.map(2)]
+        return txn.name, maps[0].row if maps else None
+
+    assert rows(after(0)) == ("restart map of epoch 2", 1)
+    assert rows(after(restarts.MACHINE_RESTARTS - 1)) == ("restart map of epoch 2", restarts.MACHINE_RESTARTS)
+    assert rows(after(restarts.MACHINE_RESTARTS)) == ("end job: failed", None)
+    assert rows(after(restarts.MACHINE_RESTARTS, lasted=True)) == ("restart map of epoch 2", 1)
+    own = after(4)
+    assert own.spec is not None
+    assert rows(replace(own, spec=replace(own.spec, max_restarts=1), troubles={5: trouble(5, "exit code 1: mine")})) == (
+        "restart map of epoch 2",
+        4,
+    )
+
+
+def test_workers_last_when_they_train_and_while_nothing_has_failed() -> None:
+    def told(made: Job, seconds: float) -> bool:
+        timers = coordinator.observe(coordinator.observe(Timers(), made, 0.0), made, seconds)
+        txn = coordinator.decide(made, timers, seconds).txn
+        notices = [codec.decode(Notice, op.value) for op in (txn.ops if txn else ()) if isinstance(op, Put) and op.key == KEYS.notice]
+        return any(n.lasted for n in notices)
+
+    trains = _job()
+    assert not told(trains, restarts.LASTED_S - 1)
+    assert told(trains, restarts.LASTED_S)
+    waits = _job(5, standbys=0)
+    assert waits.spec is not None
+    assert not told(replace(waits, spec=replace(waits.spec, node_wait_s=2 * restarts.LASTED_S)), restarts.LASTED_S)
 
 
 def test_a_node_names_the_worker_that_did_not_only_lose_a_peer() -> None:

@@ -19,7 +19,7 @@ coordinator's own clock, and losing it costs time, never safety. May not know: s
 
 from __future__ import annotations
 
-from tmrun.core import drains, failures, hang, losses, planner, policy, resync, transactions, watchdog
+from tmrun.core import drains, failures, hang, losses, planner, policy, restarts, resync, transactions, watchdog
 from tmrun.core import migration as judging
 from tmrun.core.decision import Decision, Timers, ending
 from tmrun.core.membership import Job
@@ -41,7 +41,7 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
         going |= {f"gone {i} {job.map.seats[i].incarnation}" for i in job.gone}
         if losses.mass_loss(job, timers, now):
             going.add("suspect")
-        going.add(f"taking over {job.epoch}")
+        going |= {f"taking over {job.epoch}", f"lasts {job.map.generation}"}
         if any(losses.echoes(job, i) for i in job.troubles):
             going.add(f"echo {job.epoch}")
         if any(d.epoch == job.epoch for d in job.doubts.values()):
@@ -59,16 +59,17 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
 def decide(job: Job, timers: Timers, now: float) -> Decision:
     """The coordinator's next transaction. ``job.leader`` is me; ``now`` in seconds of the clock of ``observe``."""
     decision = _decide(job, timers, now)
-    return decision if decision.txn is not None else _tell(job, decision)
+    return decision if decision.txn is not None else _tell(job, decision, timers, now)
 
 
-def _tell(job: Job, decision: Decision) -> Decision:
+def _tell(job: Job, decision: Decision, timers: Timers, now: float) -> Decision:
     """Nothing else to do: let the agents know what changed for them. While a migration is open nobody needs to."""
     if job.map is None or job.end is not None or job.open_migration is not None:
         return decision
     failed = tuple(losses.failed(job))
     movable = job.movable or job.told.movable  # claims go and come back with a lease
-    notice = Notice(job.map.generation, movable, bool(job.done), job.epoch if failed else 0, failed)
+    lasted = job.told.lasted or (not failed and timers.since(f"lasts {job.map.generation}", now) >= restarts.LASTED_S)
+    notice = Notice(job.map.generation, movable, bool(job.done), job.epoch if failed else 0, failed, lasted)
     if notice == job.told:
         return decision
     return Decision(transactions.tell(job, notice), decision.reason)

@@ -270,7 +270,8 @@ class Notice:
     """What agents need of each other, told by the coordinator, because they see only what is their own.
 
     ``movable``: workers of ``generation`` have reached ``run.steps``. ``ending``: some slot's workers have finished. ``failed``: slots of
-    the map of ``epoch`` whose seat is gone, or its workers, and that nobody is replacing yet.
+    the map of ``epoch`` whose seat is gone, or its workers, and that nobody is replacing yet. ``lasted``: for the coordinators to come, the
+    generation has trained so long that losing it is no crash loop (``restarts``).
     """
 
     generation: int
@@ -278,6 +279,7 @@ class Notice:
     ending: bool = False
     epoch: int = 0
     failed: tuple[int, ...] = ()
+    lasted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +361,8 @@ class RankMap:
     """Where each slot's host is (``placement``), as it said when it took the slot; empty when nobody has labels."""
     program: bool = False
     """A restart that the program's own error caused; those have a budget of their own."""
+    row: int = 0
+    """Restarts for lost machines in a row, none of whose generations lasted."""
     master: str = ""
     """Address of slot 0's host."""
     master_port: int = 0

@@ -9,7 +9,9 @@ from tmrun.core.model import UNSEEN_SHARE, JobState, Kind, RankMap, Trouble
 from tmrun.core.plural import many
 
 MACHINE_RESTARTS = 10
-"""Restarts of the whole job that lost machines may cost; ``--max-restarts`` bounds those that the program itself causes."""
+"""Restarts of the whole job in a row that lost machines may cost; ``--max-restarts`` bounds those that the program itself causes."""
+LASTED_S = 600.0
+"""Workers that trained for so long between two restarts have made progress: the row begins anew."""
 
 
 def program_error(job: Job, trouble: Trouble) -> Decision:
@@ -31,11 +33,13 @@ def restart(job: Job, reason: str, exit_code: int, *, program: bool) -> Decision
     """All workers anew; ``exit_code`` is the job's when the budget is spent. ``program``: it is charged to ``--max-restarts``."""
     assert job.spec is not None
     budget = job.spec.max_restarts if program else MACHINE_RESTARTS
-    spent = job.program_restarts if program else job.machine_restarts
+    row = 0 if job.told.lasted or job.map is None else job.map.row
+    spent = job.program_restarts if program else row
     if spent >= budget:
-        return ending(job, JobState.FAILED, exit_code, reason if budget == 0 else f"{reason} (after {many(spent, 'restart')})")
+        after = f" (after {many(spent, 'restart')}{'' if program else ' in a row'})" if budget else ""
+        return ending(job, JobState.FAILED, exit_code, reason + after)
     seats = planner.first_seats(job)
     if len(seats) < job.spec.nnodes:
         return Decision(None, f"waiting for nodes to restart: {len(seats)} of {job.spec.nnodes} here")
-    txn = transactions.start(job, seats, Kind.RESTART, reason, program=program)
+    txn = transactions.start(job, seats, Kind.RESTART, reason, program=program, row=row if program else row + 1)
     return Decision(txn, reason, f"restarting all workers (restart {job.restarts + 1}): {reason}")

@@ -125,7 +125,7 @@ def elect(job: Job, me: Seat, lease: int) -> Txn:
     return Txn((same_term, _member_unchanged(job, me)), ops, f"elect {me.host} for term {term}")
 
 
-def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program: bool = False) -> Txn:
+def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program: bool = False, row: int = 0) -> Txn:
     """Commit a map under which all workers start from scratch: the first one, or a restart.
 
     Needs no votes: every worker is started anew and fenced by the generation. A seat that died meanwhile is an ordinary failure.
@@ -137,7 +137,7 @@ def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program
     last = job.head.value.last if job.head else 0
     master, port = _master(job, seats[0].host, job.restarts + (kind is Kind.RESTART))
     places = _places(job, seats)
-    new = RankMap(epoch, kind, seats, generation=epoch, reason=reason, places=places, program=program, master=master, master_port=port)
+    new = RankMap(epoch, kind, seats, epoch, reason=reason, places=places, program=program, row=row, master=master, master_port=port)
     ops = (
         Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, last))),
@@ -201,10 +201,10 @@ def commit(job: Job, resume: Resume) -> Txn:
         seats[move.slot] = move.joiner
     old, why, moves = (job.map.master, job.map.master_port), migration.reason, migration.moves
     master, port = _master(job, seats[0].host, job.restarts) if 0 in migration.slots else old
-    kept, incidents, places = job.map.generation, _incidents(job, migration), _places(job, seats)
+    kept, incidents, places, row = job.map.generation, _incidents(job, migration), _places(job, seats), job.map.row
     new = RankMap(
-        epoch, migration.kind, tuple(seats), kept, migration.id, moves, resume, why, incidents, places, master=master, master_port=port
-    )
+        epoch, migration.kind, tuple(seats), kept, migration.id, moves, resume, why, incidents, places, False, row, master, port
+    )  # fmt: skip
     guards: list[Guard] = [*_as_leader(job), _head_unchanged(job)]
     for move in migration.moves:
         guards += [_member_unchanged(job, move.joiner), *_leaver_guard(job, migration.kind, move)]
@@ -271,7 +271,8 @@ def vote(job: Job, answer: Vote) -> Txn:
 
 def tell(job: Job, notice: Notice) -> Txn:
     """The coordinator tells all agents what they cannot see of each other."""
-    what = [text for text, true in (("ranks can be moved", notice.movable), ("the job is ending", notice.ending)) if true]
+    facts = (("ranks can be moved", notice.movable), ("the job is ending", notice.ending), ("the workers have lasted", notice.lasted))
+    what = [text for text, true in facts if true]
     what += [f"slot {i} has failed" for i in notice.failed[:MAX_NAMED]]
     txn = (Put(job.keys.notice, encode(notice)),)
     return Txn((*_as_leader(job), _head_unchanged(job)), txn, f"tell all: {', '.join(what) or 'nothing has failed'}")

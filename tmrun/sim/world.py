@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from tmrun.core import coordinator, decision, membership, migration, transactions
+from tmrun.core import coordinator, decision, membership, migration, restarts, transactions
 from tmrun.core.codec import encode
 from tmrun.core.decision import Decision, Timers
 from tmrun.core.keys import Keys
@@ -228,6 +228,7 @@ class JobWorld:
             "suspect": ttl,
             "doubt": ttl * decision.DOUBT_SHARE,
             "no": spec.node_wait_s,
+            "lasts": restarts.LASTED_S,
         }
         every = sorted(set(limits.values()))  # of a timer that is not known here
         due = [
