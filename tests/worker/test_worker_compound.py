@@ -59,6 +59,26 @@ def test_the_source_dies_while_it_sends(trials: Trials) -> None:
     trials.same(job, unlogged=((1, STEP), (0, STEP)))
 
 
+@pytest.mark.parametrize("dies", [0, 1])
+@pytest.mark.parametrize("point", ["backward", "after_vote"])
+def test_one_of_two_joiners_dies_while_it_receives(trials: Trials, point: str, dies: int) -> None:
+    """The other one is fed all the same, and stays when the next one comes."""
+    job = trials.make("ddp", 3, TMRUN_TEST_KILL=f"1:{STEP}:{point}")
+    joiners, spare = {rank: job.standby(rank) for rank in (0, 1)}, job.standby(dies)
+    job.start()
+    job.died(1)
+    kill(job.ranks[0])
+    number = prepared(job, joiners)
+    freeze(joiners[dies])
+    target = job.conclude(number, joiners, seat=False)
+    kill(joiners[dies])
+    lives = joiners[1 - dies]
+    job.expect(lives, wire.Switched, epoch=job.epoch)
+    job.ranks[1 - dies] = lives
+    assert job.heal({dies: spare}) == target
+    trials.same(job, unlogged=((1, STEP), (0, STEP)))
+
+
 def start_drain(job: Cluster, joiner: Worker) -> int:
     """Rank 1 is to go, all have stopped for it, and it freezes before it can hand over."""
     job.start()

@@ -13,6 +13,8 @@ any other is the lost rank's own. May not know: how a migration was agreed.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
@@ -52,35 +54,55 @@ def take_all(process: Process, backend: Backend, direct: Direct) -> int:
 
 
 def feed(process: Process, pending: Pending, commit: wire.Commit) -> int:
-    """Send what we owe to a failure's joiners. One that is gone again is the next failure's business. Returns bytes sent."""
+    """Send what we owe to a failure's joiners. One that is gone again is the next failure's business, and takes nothing from the others.
+
+    Returns bytes sent.
+    """
     sent = 0
-    control, direct = process.live.control, process.live.direct
-    assert control is not None
-    voted = commit.target - 1
+    for joiner in sorted(pending.prepare.ranks):
+        with _others_go_on(process):
+            sent += _send_copy(process, commit, joiner) if commit.rollback else _send_part(process, pending, commit, joiner)
+    if not commit.rollback:
+        _tell_new_witnesses(process, pending.prepare.ranks, commit.target - 1)
+    return sent
+
+
+@contextlib.contextmanager
+def _others_go_on(process: Process) -> Iterator[None]:
+    """A lost peer is remembered, and what does not need it goes on."""
     try:
-        for joiner in sorted(pending.prepare.ranks):
-            source, witness = _origins(commit, joiner)
-            if commit.rollback:
-                if source == process.rank:
-                    copy = process.snapshots.copy_of(joiner, commit.target)
-                    sent += transfer.send_parcel(control.backend, joiner, copy, _agreed(process))[0]
-                continue
-            sources = _sources(process, joiner, source, pending.prepare.ranks)
-            if source == process.rank:
-                own = objects_of(process.ledger.said(process.rank, voted))
-                tree = {**_common(process, commit.target), "objects": process.state.encoded_objects(), "voted": own}
-                sent += transfer.send_source(control.backend, joiner, process.state, tree, sources=sources, direct=direct)[0]
-            elif process.rank in sources:
-                which = sources.index(process.rank)
-                sent += transfer.send_share(control.backend, joiner, process.state, len(sources), which, direct)
-            if witness == process.rank:
-                sent += transfer.send_needs(control.backend, joiner, process.ledger.said(joiner, voted))
-        if not commit.rollback:
-            _tell_new_witnesses(process, control.backend, pending.prepare.ranks, voted)
+        yield
     except RuntimeError as error:
         if not process.is_communication(error):
             raise
         process.note_trouble(error)
+
+
+def _control(process: Process) -> Backend:
+    control = process.live.control
+    assert control is not None
+    return control.backend
+
+
+def _send_copy(process: Process, commit: wire.Commit, joiner: int) -> int:
+    source, _ = _origins(commit, joiner)
+    if source != process.rank:
+        return 0
+    return transfer.send_parcel(_control(process), joiner, process.snapshots.copy_of(joiner, commit.target), _agreed(process))[0]
+
+
+def _send_part(process: Process, pending: Pending, commit: wire.Commit, joiner: int) -> int:
+    backend, direct, voted, sent = _control(process), process.live.direct, commit.target - 1, 0
+    source, witness = _origins(commit, joiner)
+    sources = _sources(process, joiner, source, pending.prepare.ranks)
+    if source == process.rank:
+        own = objects_of(process.ledger.said(process.rank, voted))
+        tree = {**_common(process, commit.target), "objects": process.state.encoded_objects(), "voted": own}
+        sent += transfer.send_source(backend, joiner, process.state, tree, sources=sources, direct=direct)[0]
+    elif process.rank in sources:
+        sent += transfer.send_share(backend, joiner, process.state, len(sources), sources.index(process.rank), direct)
+    if witness == process.rank:
+        sent += transfer.send_needs(backend, joiner, process.ledger.said(joiner, voted))
     return sent
 
 
@@ -93,32 +115,33 @@ def _sources(process: Process, joiner: int, first: int, moved: tuple[int, ...]) 
 
 
 def be_fed(process: Process, pending: Pending, commit: wire.Commit) -> int:
-    """The joiner's side of ``feed``. Returns bytes received."""
-    control = process.live.control
-    assert control is not None
+    """The joiner's side of ``feed``. A ward that is gone again costs what it said, not us. Returns bytes received."""
+    backend = _control(process)
     source, witness = _origins(commit, process.rank)
-    tree, received, _ = transfer.receive_source(
-        control.backend, source, process.state, told=process.tell_transfer, direct=process.live.direct
-    )
+    tree, received, _ = transfer.receive_source(backend, source, process.state, told=process.tell_transfer, direct=process.live.direct)
     _adopt(process, tree, since_reset=0)
     if commit.rollback:
         process.state.put_objects(tree["objects"])
         rng.restore(rng.decode(tree["rng"]))
         return received
-    needs, voted = transfer.receive_needs(control.backend, witness), commit.target - 1
+    needs, voted = transfer.receive_needs(backend, witness), commit.target - 1
     process.state.put_objects(merge(tree["objects"], tree["voted"], objects_of(needs)))
     rng.restore(rng.decode(random_of(needs)))
     process.ledger.witness(process.rank, voted, needs)
-    _tell_new_witnesses(process, control.backend, pending.prepare.ranks, voted)
+    _tell_new_witnesses(process, pending.prepare.ranks, voted)
     for ward in sorted(process.wards, key=lambda ward: (ward in pending.prepare.ranks, ward)):  # another joiner is fed later, perhaps
-        process.ledger.witness(ward, voted, transfer.receive_witnessed(control.backend, ward))
+        with _others_go_on(process):
+            process.ledger.witness(ward, voted, transfer.receive_witnessed(backend, ward))
     return received
 
 
-def _tell_new_witnesses(process: Process, backend: Backend, moved: tuple[int, ...], voted: int) -> None:
+def _tell_new_witnesses(process: Process, moved: tuple[int, ...], voted: int) -> None:
     """Joiners among our witnesses hold nothing of us yet. Nobody waits for it: one that does not receive it is lost itself."""
     own = process.ledger.said(process.rank, voted)
-    process.under_way = [transfer.send_witnessed(backend, w, own) for w in process.witnesses if w in moved]
+    process.under_way = []
+    for witness in (w for w in process.witnesses if w in moved):
+        with _others_go_on(process):
+            process.under_way.append(transfer.send_witnessed(_control(process), witness, own))
 
 
 def take_snapshot(process: Process, step: int) -> None:
