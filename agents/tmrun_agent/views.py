@@ -4,7 +4,8 @@
     ctl                                                              the coordinator; in its place, once it is loaded, at one revision
 
 The parts of an ordinary agent may be of different revisions. That costs a transaction that fails and is tried anew, never safety: the
-guards of each transaction name every key that it was decided on. May not know: what the keys mean, which slots concern whom.
+guards of each transaction name every key that it was decided on. What is no transaction and cannot be undone is decided on ``read``.
+May not know: what the keys mean, which slots concern whom.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tmrun.core.keys import Keys
-from tmrun.core.txn import DeletePrefix, KeyValue, Op, Txn
+from tmrun.core.txn import DeletePrefix, KeyValue, Listing, Op, Txn
 from tmrun.store.api import Resync, Store, Watch, WatchEvent
 from tmrun_agent.feeders import Mirror
 
@@ -73,8 +74,13 @@ class Views:
 
     def refresh(self) -> None:
         """Read all that is watched anew. Raises StoreError."""
+        listing = self._store.list_all(list(self._in_use()))
         for prefix, mirror in self._in_use().items():
-            mirror.feed(Resync(self._store.list(prefix)))
+            mirror.feed(Resync(Listing(listing.revision, tuple(kv for kv in listing.entries if kv.key.startswith(prefix)))))
+
+    def read(self) -> tuple[KeyValue, ...]:
+        """What ``snapshot`` would be if nothing were on its way: from the store, as of one revision. Raises StoreError."""
+        return self._store.list_all(list(self._in_use())).entries
 
     def wait_for(self, txn: Txn, revision: int, timeout_s: float) -> bool:
         """True once the watches have told all that ``txn`` did at ``revision``; False when they did not in time."""

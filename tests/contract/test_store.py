@@ -48,6 +48,10 @@ def test_revisions_of_a_key(lab: Lab) -> None:
 def test_listing_is_sorted_and_keeps_to_its_prefix(lab: Lab) -> None:
     for name in ("b/2", "b/10", "b", "b0", "a", "c", "b/é", "b/~"):
         put(lab, name, name)
+    both = lab.store.list_all([lab.key("b/"), lab.key("a")])
+    assert [kv.key for kv in both.entries if kv.key.startswith(lab.key("b/"))] == [kv.key for kv in lab.store.list(lab.key("b/")).entries]
+    assert {kv.key for kv in both.entries} == {kv.key for p in ("b/", "a") for kv in lab.store.list(lab.key(p)).entries}
+    assert both.revision <= lab.store.list(lab.key("b/")).revision
     listing = lab.store.list(lab.key("b/"))
     assert [kv.key for kv in listing.entries] == [lab.key(name) for name in ("b/10", "b/2", "b/~", "b/é")]
     assert listing.revision >= max(kv.mod_revision for kv in listing.entries)

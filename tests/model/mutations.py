@@ -143,6 +143,7 @@ MUTATIONS: dict[str, Mutation] = {
     "node: a commit before a newer prepare": _prepare_first(),
     "node: gives up what it claimed in vain": instead(node, "_stray_claim", lambda *_: None),
     "node: a start map wants new processes": instead(node, "_seated_unprepared", lambda *_: False),
+    "node: what cannot be undone is decided on one revision": instead(node, "unsure", lambda *_: False),
     "lease: self-fence": instead(worlds.Agent, "fence", lambda self: False),
     "lease: a new lease alone protects nothing": instead(worlds.Agent, "unsafe_since", property(lambda s: float("inf"), lambda s, v: None)),
 }

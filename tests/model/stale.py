@@ -476,6 +476,24 @@ def cut_off_while_its_steps_go_on(world: World) -> None:
     assert world.job().epoch == 2
 
 
+def heard_of_half_a_commit(world: World) -> None:
+    """A failed node takes its own slot again. It hears that its trouble is settled, and not yet of the map that settled it."""
+    holder = _holder(world, 1)
+    for name in world.agents.keys() - {holder.host}:
+        world.cordon(name)
+    world.kill_worker(holder.host)
+    job = _until(world, lambda job: job.open_migration and holder.host in job.votes)
+    assert job.open_migration is not None and [m.joiner for m in job.open_migration.moves] == [holder.me]
+    holder.frozen = True
+    _until(world, lambda job: job.epoch == 2)
+    holder.frozen = False
+    for watch in holder.store._watches:
+        while watch._prefix == world.keys.slot(1) and watch.deliverable:
+            watch.deliver()
+    assert holder.job().epoch == 1 and not holder.job().troubles
+    world.step_agent(holder.host)
+
+
 CASES: dict[str, Case] = {
     f.__name__: f
     for f in (
@@ -487,7 +505,7 @@ CASES: dict[str, Case] = {
         registered_over_another_life, updated_by_another_life, committed_after_its_leaver_died, restarted, back_before_the_commit,
         slow_after_a_new_lease, cut_off_while_its_steps_go_on,
         committed_after_the_slot_was_claimed_again, claimed_and_given_away,
-        committed_when_the_holder_is_back, restarted_when_a_holder_is_back, lease_dropped_during_the_handover,
+        heard_of_half_a_commit, committed_when_the_holder_is_back, restarted_when_a_holder_is_back, lease_dropped_during_the_handover,
     )
 }  # fmt: skip
 

@@ -74,6 +74,7 @@ STALE = [
     ("map: the incarnation counts", "restarted", "7"),
     ("judge: a failed node is back", "back_before_the_commit", "1"),
     ("coordinator: parked workers are resumed", "back_before_the_commit", "15"),
+    ("node: what cannot be undone is decided on one revision", "heard_of_half_a_commit", "18"),
     ("coordinator: waits for a cut-off host's fence", "cut_off_while_its_steps_go_on", "1"),
     ("lease: a new lease alone protects nothing", "slow_after_a_new_lease", "1"),
 ]

@@ -446,6 +446,12 @@ def reconcile(node: Node, job: Job) -> Effect | None:
     return _migration(node, job, group) or (_active if group.purpose is Purpose.ACTIVE else _standby)(node, job, group, job.map)
 
 
+def unsure(node: Node, job: Job, effect: Effect) -> bool:
+    """Whether it cannot be undone and rests on what the store says. ``job`` may be of several revisions (a trouble that is settled already,
+    the map that settled it not heard of yet), so it is to be decided again on a snapshot of one. That the job ended stays true."""
+    return isinstance(effect, Kill) and job.end is None and node.group is not None and not node.group.failed
+
+
 def _frozen(node: Node, job: Job, group: Group) -> str:
     """Why the workers must end now although they live: the coordinator says that they keep the job waiting, or they are frozen and hold
     no rank that it would judge."""

@@ -6,7 +6,7 @@ May not know: the key layout, the protocol, which implementation it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,6 +66,9 @@ class Store(Protocol):
 
     def list(self, prefix: str) -> Listing:
         """Linearizable read of all keys with the prefix, in key order, at one revision."""
+
+    def list_all(self, prefixes: Sequence[str]) -> Listing:
+        """``list`` for several prefixes, none of which begins with another, all at one revision."""
 
     def commit(self, txn: Txn) -> TxnResult:
         """Run one guarded transaction.

@@ -15,7 +15,7 @@ from tmrun.core.txn import KeyValue, Listing, Txn, TxnResult
 from tmrun.store.api import WatchEvent
 from tmrun.store.channels import DEADLINE_S, TRY_S, Channels
 from tmrun.store.endpoints import Endpoints, TlsFiles, endpoints
-from tmrun.store.etcd_codec import key_value, listing, range_request, raw, txn_request
+from tmrun.store.etcd_codec import key_value, listing, listings, range_request, ranges_request, raw, txn_request
 from tmrun.store.etcd_lease import EtcdKeepAlive
 from tmrun.store.etcd_stubs import rpc
 from tmrun.store.etcd_watch import RELIST_S, EtcdWatch
@@ -61,6 +61,11 @@ class EtcdStore:
 
     def _list(self, prefix: str, deadline_s: float | None) -> Listing:
         return listing(self._channels.call(lambda e: e.kv.Range, range_request(prefix), deadline_s=deadline_s, name=f"read of {prefix}*"))
+
+    def list_all(self, prefixes: Sequence[str]) -> Listing:
+        """See ``Store``."""
+        reply = self._channels.call(lambda e: e.kv.Txn, ranges_request(prefixes), name=f"read of {len(prefixes)} prefixes")
+        return listings(reply)
 
     def commit(self, txn: Txn) -> TxnResult:
         """See ``Store``."""

@@ -5,6 +5,7 @@ May not know: channels, retries, time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tmrun.core.txn import Absent, CreatedAt, Delete, DeletePrefix, Guard, KeyValue, Listing, ModifiedAt, Op, Put, Txn, ValueIs
@@ -44,6 +45,16 @@ def range_request(prefix: str) -> Any:
     """Linearizable: etcd's default, and never changed here."""
     key, range_end = prefix_range(prefix)
     return rpc.RangeRequest(key=key, range_end=range_end)
+
+
+def ranges_request(prefixes: Sequence[str]) -> Any:
+    """Several ranges, read at one revision."""
+    return rpc.TxnRequest(success=[rpc.RequestOp(request_range=range_request(prefix)) for prefix in prefixes])
+
+
+def listings(reply: Any) -> Listing:
+    """The reply to ``ranges_request``."""
+    return Listing(reply.header.revision, tuple(key_value(kv) for each in reply.responses for kv in each.response_range.kvs))
 
 
 def _compare(guard: Guard) -> Any:

@@ -317,6 +317,11 @@ class MemoryStore:
             raise unknown
         return result
 
+    def list_all(self, prefixes: Sequence[str]) -> Listing:
+        """See ``Store``."""
+        self._reach()
+        return Listing(self.world.revision, tuple(kv for prefix in prefixes for kv in self.world.listing(prefix).entries))
+
     def put(self, key: str, value: str, lease: int = 0) -> None:
         """See ``Store``."""
         self._reach()
