@@ -149,6 +149,7 @@ ALONE: dict[str, tuple[str, ...]] = {
     "standalone": ("--standalone", "--rdzv-endpoint", "elsewhere:1", "--rdzv-id", "x"),
     "a random port": ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
     "its standby too": ("--nnodes", "1", "--standby", "1"),
+    "its standby too, a random port": ("--nnodes", "1", "--standby", "1", "--rdzv-endpoint", "localhost:0"),
     "another master port": ("--master-port", "29507"),
     "a master address": ("--master-addr", "myhost", "--master_port=29507"),
 }
@@ -178,6 +179,13 @@ def test_several_nodes_meet(case: str) -> None:
     made = launch("--nnodes", "2", *flags, "train.py")
     assert (made.store.endpoints, made.where.local) == (hosts, 0)
     assert case == "c10d default" or made.where.master_port == port
+
+
+def test_one_node_and_standbys_on_other_hosts_meet_where_they_are_told_to() -> None:
+    """Else each host would train by itself."""
+    for flags in (("--nnodes", "1", "--standby", "6%"), ("--nnodes", "1:2")):
+        made = launch(*flags, "--rdzv-endpoint", "127.0.0.1:4000", "train.py")
+        assert (made.store.endpoints, made.where.local, made.spec.standby) == ((("127.0.0.1", 4000),), 0, 1)
 
 
 def test_the_second_node_of_static_leaves_the_master_port_to_the_first() -> None:

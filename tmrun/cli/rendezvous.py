@@ -41,8 +41,9 @@ class Meeting:
             raise UsageError(f"--rdzv-conf {key}={self.conf[key]}: expected seconds") from None
 
 
-def meeting(flags: Flags, nodes: int) -> Meeting:
-    """``nodes``: what --nnodes asks for at most; standbys beyond it may run on this machine too. Raises UsageError."""
+def meeting(flags: Flags, nodes: int, spares: int) -> Meeting:
+    """``nodes``: what --nnodes asks for at least. ``spares``: standbys beyond it; they run on this machine too where only one node is asked
+    for and no place to meet is named. Raises UsageError."""
     if flags.rdzv_backend not in ("static", "c10d", *_ETCD):
         raise UsageError(f"--rdzv-backend {flags.rdzv_backend!r}: use static, c10d, etcd or etcd-v2; others are plugins of torchrun")
     conf = parse_conf(flags.rdzv_conf)
@@ -53,7 +54,7 @@ def meeting(flags: Flags, nodes: int) -> Meeting:
         return Meeting("", (), port, conf, notes)
     if flags.rdzv_backend in _ETCD or flags.etcd:
         return Meeting(_etcd_url(flags, conf), (), port, conf, notes)
-    hosts = _hosts(flags, nodes)
+    hosts = _hosts(flags, nodes, spares)
     if not flags.rdzv_endpoint and hosts:
         port = hosts[0][1] - 1
     return Meeting("", hosts, port, conf, notes)
@@ -70,9 +71,11 @@ def _etcd_url(flags: Flags, conf: dict[str, str]) -> str:
     return ",".join(part if "://" in part else f"{scheme}://{part}" for part in flags.rdzv_endpoint.split(","))
 
 
-def _hosts(flags: Flags, nodes: int) -> tuple[tuple[str, int], ...]:
+def _hosts(flags: Flags, nodes: int, spares: int) -> tuple[tuple[str, int], ...]:
     """Who runs the store; nobody but this machine where no other takes part."""
-    if nodes == 1 and flags.node_rank in (None, 0):
+    named = bool(flags.rdzv_endpoint) and not flags.rdzv_endpoint.endswith(":0")
+    more = spares and (named or flags.standby is None)  # --nnodes 1:3 is several hosts' in any case
+    if nodes == 1 and not more and flags.node_rank in (None, 0):
         return ()
     if not flags.rdzv_endpoint:
         if flags.rdzv_backend == "c10d":

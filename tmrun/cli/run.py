@@ -60,7 +60,7 @@ def checked(flags: Flags, command_line: tuple[str, ...]) -> Launch:
     _check_script(flags, command_line)
     flags.check_care()
     minimum, spares = sizes(flags)
-    meet = meeting(flags, (minimum or 1) + (spares if flags.standby is None else 0))
+    meet = meeting(flags, minimum or 1, spares)
     if flags.local_nodes and not meet.alone:
         raise UsageError("--local-nodes runs a whole job on this machine; it cannot be combined with --etcd or --rdzv-endpoint")
     if meet.etcd and not flags.job:
