@@ -12,7 +12,7 @@ read -r -a ALL <<< "$HOSTS"
 ACTIVE="${ACTIVE:-$((${#ALL[@]} - 1))}"
 STANDBY="$((${#ALL[@]} - ACTIVE))"
 COMMAND="$(printf '%q ' tmrun run --job "${JOB:-ssh}" --nnodes "$ACTIVE" --nproc-per-node "${NPROC:-8}" --standby "$STANDBY" \
-  --rdzv-endpoint "${ALL[0]}:29400" --secret-file "$HOME/.tmrun-secret" "$@")"
+  --rdzv-endpoint "${ALL[0]}:${PORT:-29400}" --secret-file "$HOME/.tmrun-secret" "$@")"
 
 # -tt: when this script ends, so does what it started. The first host that fails does not end the others.
 for TARGET in "${ALL[@]}"; do

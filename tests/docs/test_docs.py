@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+from documented import DOCS, PAGES, ROOT, blocks, commands
 
 from tmrun.cli import main, run
 from tmrun.core import conditions, details, report
@@ -21,31 +22,11 @@ from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
 from tmrun.core.model import Host
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
 SOURCES = sorted([*(ROOT / "tmrun").rglob("*.py"), *(ROOT / "agents").rglob("*.py")])
 OTHERS = {
     "pip", "curl", "export", "eval", "kill", "sbatch", "kubectl", "make", "python", "openssl",
 }  # fmt: skip
 """First words of commands that are not tmrun's."""
-
-
-def blocks(language: str) -> list[tuple[str, str]]:
-    """(page, text) of every fenced block."""
-    fence = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
-    return [(str(page.relative_to(ROOT)), text) for page in PAGES for text in fence.findall(page.read_text())]
-
-
-def commands() -> list[tuple[str, str]]:
-    """(page, command line), continued lines joined, comments removed."""
-    found = []
-    for page, text in blocks("sh"):
-        for line in text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words:
-                found.append((page, shlex.join(words)))
-    return found
 
 
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
@@ -62,7 +43,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("page", "line"), sorted(set(commands())), ids=lambda value: value[:60])
 def test_every_command_parses(page: str, line: str) -> None:
-    for part in re.split(r"&&|\|\|", line.replace("'&&'", "&&")):
+    for part in re.split(r"&&|\|\|", line):
         words = [w for w in shlex.split(part) if not re.fullmatch(r"[A-Z]+=.*", w)]
         if not words or words[0] != "tmrun":
             assert not words or words[0] in OTHERS or Path(ROOT / words[0]).is_file(), f"{page}: what is {part!r}?"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +33,13 @@ def wait_for(what: str, condition: Callable[[], Any], deadline_s: float = DEADLI
             return value
         time.sleep(0.1)
     raise AssertionError(f"not within {deadline_s:.0f} s: {what}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @dataclass

@@ -10,8 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from e2e_lab import DEADLINE_S, Lab, wait_for
-from test_launch import free_port
+from e2e_lab import DEADLINE_S, Lab, free_port, wait_for
 
 from tmrun.store.embedded import EmbeddedEtcd
 

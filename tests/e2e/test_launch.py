@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from e2e_lab import DEADLINE_S, Lab, Oracle, wait_for
+from e2e_lab import DEADLINE_S, Lab, Oracle, free_port, wait_for
 from test_training_goes_on import assert_exact, settled
 
 from tmrun.store.embedded import EmbeddedEtcd
@@ -27,13 +27,6 @@ def script(tmp_path: Path) -> Path:
         "if sys.argv[1] != 'done': time.sleep(600)\n"
     )
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("how", ["rdzv-endpoint", "etcd"])

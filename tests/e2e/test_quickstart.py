@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
-from e2e_lab import DEADLINE_S, ROOT, Lab, wait_for
+from e2e_lab import ROOT, Lab, wait_for
+from shell import Shell
 
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
 
@@ -25,30 +24,6 @@ def blocks(text: str, language: str) -> list[list[str]]:
 def shape(lines: list[str]) -> list[str]:
     """Without what differs from run to run."""
     return [re.sub(r"d-[0-9a-f]{6}", "d-#", re.sub(r"\d+\.\d+", "#.#", re.sub(r"\bstep \d+", "step #", line))) for line in lines]
-
-
-class Shell:
-    """A terminal in a folder that looks like the clone, where `tmrun` and `python` are ours."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.lab, self.folder = lab, lab.folder
-        (self.folder / "examples").symlink_to(ROOT / "examples")
-        self.bin = self.folder / "bin"
-        self.bin.mkdir()
-        for name, argv in (("python", f"{sys.executable}"), ("tmrun", f"{sys.executable} -m tmrun")):
-            (self.bin / name).write_text(f'#!/bin/sh\nexec {argv} "$@"\n')
-            (self.bin / name).chmod(0o755)
-
-    def run(self, line: str) -> subprocess.CompletedProcess[str]:
-        env = self.lab.environment(PATH=f"{self.bin}:/usr/bin:/bin", PYTHONPATH=f"{ROOT}:{ROOT / 'agents'}")
-        return subprocess.run(
-            ["bash", "-c", line], env=env, cwd=self.folder, text=True, capture_output=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL
-        )
-
-    def must(self, line: str) -> str:
-        done = self.run(line)
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
-        return done.stdout
 
 
 def test_one_machine(lab: Lab) -> None:
