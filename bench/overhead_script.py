@@ -14,11 +14,16 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
 
 import tmrun
+from tmrun.worker import vote
 from tmrun.worker.current import HOLDER
 
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "examples" / "gpt_ddp.py"), run_name="example")
+
+
+WIDTH = 1024
 
 
 def timed(owner: Any, name: str, into: list[float]) -> None:
@@ -35,24 +40,34 @@ def timed(owner: Any, name: str, into: list[float]) -> None:
     setattr(owner, name, method)
 
 
+def sharded(layers: int) -> nn.Module:
+    """State of 12 bytes a parameter, a part of it on each rank."""
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    fully_shard(model)
+    return model
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int)
     parser.add_argument("--step-ms", type=float)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--sharded", type=int, default=0, help="FSDP2 on so many layers of 1024 x 1024 instead of DDP on a GPT")
+    parser.add_argument("--agree", action="store_true", help="one number is summed over all ranks before each update")
     parser.add_argument("--log-losses")  # the harness gives it
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(EXAMPLE["GPT"](64, 2, 0.1))
+    model = sharded(args.sharded) if args.sharded else nn.parallel.DistributedDataParallel(EXAMPLE["GPT"](64, 2, 0.1))
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     batches = EXAMPLE["Batches"](EXAMPLE["standard_library"](), 4, rank, 0)
-    inside: dict[str, list[float]] = {"begin": [], "vote": [], "end": [], "between": []}
+    inside: dict[str, list[float]] = {"begin": [], "vote": [], "waits": [], "end": [], "between": []}
     if HOLDER.runtime is not None:
+        timed(vote, "_await", inside["waits"])
         for name, method in (("begin", "begin"), ("vote", "before_update"), ("end", "end"), ("between", "_boundary")):
             timed(HOLDER.runtime, method, inside[name])
     run = tmrun.join(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
@@ -62,10 +77,12 @@ def main() -> None:
             began = time.perf_counter()
             begun.append(time.monotonic())
             inputs, targets = batches.next()
-            loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+            loss = model(torch.randn(4, WIDTH)).sum() if args.sharded else F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()
             time.sleep(max(0.0, args.step_ms / 1e3 - (time.perf_counter() - began)))
+            if args.agree:
+                dist.all_reduce(torch.zeros(1))
             optimizer.step()
             schedule.step()
         now = time.perf_counter()

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import signal
+import threading
 import time
 
 import pytest
@@ -77,6 +78,37 @@ def test_the_leader_of_three_etcds_is_killed(lab: Lab, oracle: Oracle) -> None:
     assert lab.cli("drain", "node1").returncode == 0
     assert lab.finish() == 0
     assert_exact(lab, oracle)
+
+
+def test_a_slow_store_is_told_until_it_is_quick_again(lab: Lab) -> None:
+    """An etcd that runs for a tenth of the time: answers take long, nothing is lost."""
+    lab.launch("--local-nodes", "1", "--nnodes", "1", "--nproc-per-node", "1", "--lease-ttl", "6")
+    before = lab.trains()
+    (etcd,) = lab.etcds()
+    quick = threading.Event()
+
+    def drag() -> None:
+        while not quick.is_set():
+            os.kill(etcd, signal.SIGSTOP)
+            time.sleep(0.9)
+            os.kill(etcd, signal.SIGCONT)
+            time.sleep(0.1)
+
+    def slow() -> list[str]:
+        return [check["text"] for check in lab.status().get("checks", []) if check["code"] == "STORE_SLOW"]
+
+    dragging = threading.Thread(target=drag)
+    dragging.start()
+    try:
+        wait_for("it is told", lambda: any(re.search(r"answers take up to \d\.\d\d s at node0", text) for text in slow()))
+        seen = lab.cli("status").stdout
+        assert "STORE_SLOW" in seen and "tmrun doctor" in seen, seen
+    finally:
+        quick.set()
+        dragging.join()
+    wait_for("it is quick again", lambda: lab.status() and slow() == [])
+    assert (lab.status()["epoch"], pids_of(lab.status())) == (before["epoch"], pids_of(before))
+    assert lab.finish() == 0
 
 
 @pytest.mark.parametrize("who", ["coordinator", "active"])

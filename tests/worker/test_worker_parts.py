@@ -485,6 +485,31 @@ def test_random_state_comes_back() -> None:
     assert (torch.rand(3).tolist(), random.gauss(0, 1), random.random(), numpy.random.randn(3).tolist()) == drawn
 
 
+def test_captured_states_are_those_of_the_moment() -> None:
+    """Also when what was captured last is given again: whoever draws, and whatever was kept for later, is seen."""
+
+    def same() -> bool:
+        now, name = numpy.random.get_state(), rng.capture()
+        assert name["python"] == random.getstate()
+        assert (now[1] == name["numpy"][1]).all() and now[2:] == name["numpy"][2:]
+        assert rng.decode(rng.encode(name))["numpy"][2:] == now[2:]
+        assert torch.equal(rng.decode(rng.encode(name))["torch"], torch.get_rng_state())
+        return True
+
+    draws: list[Callable[[], object]] = [
+        random.random, lambda: random.gauss(0, 1), lambda: random.gauss(0, 1), numpy.random.rand, numpy.random.randn, numpy.random.randn,
+        lambda: numpy.random.seed(7), lambda: torch.rand(1), lambda: random.seed(3), lambda: numpy.random.randint(9),
+        lambda: numpy.random.set_state(numpy.random.RandomState(9).get_state()),
+    ]  # fmt: skip
+    for draw in draws * 3:
+        assert same() and same()
+        draw()
+    kept = rng.capture()
+    numpy.random.randn()
+    rng.restore(kept)
+    assert same()
+
+
 def test_what_differed_between_the_ranks_is_the_lost_ranks_own() -> None:
     own = {"schedule": b"vote", "data": b"mine"}
     assert handover.merge({"schedule": b"now", "data": b"theirs"}, {"schedule": b"vote", "data": b"theirs"}, own) == {

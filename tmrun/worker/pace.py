@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-_REPORT_EVERY_S = 0.05
+_REPORT_EVERY_S = 0.2
 _WINDOW = 32
 
 
@@ -23,6 +23,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._durations: deque[float] = deque(maxlen=_WINDOW)
+        self._median = 0.0
         self._begun = 0.0
         self._ended: float | None = None
         self._reported = 0.0
@@ -31,7 +32,7 @@ class Pace:
     @property
     def step_s(self) -> float:
         """Median duration of the last steps, 0 if unknown."""
-        return statistics.median(self._durations) if self._durations else 0.0
+        return self._median
 
     @property
     def overdue_at(self) -> float:
@@ -61,6 +62,7 @@ class Pace:
         before, self._ended = self._ended, now
         if interruption is None:
             self._durations.append(now - self._begun)
+            self._median = statistics.median(self._durations)
             return None
         pause = max(0.0, now - before - self.step_s) if before is not None else 0.0
         return interruption.epoch, now - interruption.resumed if interruption.redo else 0.0, pause

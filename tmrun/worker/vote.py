@@ -28,9 +28,11 @@ May not know: what is in a blob, what follows from the result.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import struct
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -70,8 +72,7 @@ class Ballot:
     every: int = 1
 
 
-@dataclass(frozen=True)
-class Tally:
+class Tally(NamedTuple):
     """What a set of ranks said: lowest and highest numbers."""
 
     first_step: int
@@ -170,14 +171,14 @@ class Poll:
         for witness in self._witnesses:
             self._send(witness, message, _GIVE)
         for ward, (work, buffer) in self._given.items():
-            work.wait(LONG)
+            _await(work)
             theirs = _unpack(buffer)
             if theirs.longest <= self.capacity:
-                hold(ward, values.tensor_bytes(buffer[_NUMBERS.size : _NUMBERS.size + theirs.longest]))
+                hold(ward, ctypes.string_at(buffer.data_ptr() + _NUMBERS.size, theirs.longest))
             tally = tally.with_(theirs)
         for j, (work, buffer) in enumerate(self._heard):
             self._send((self._rank + (1 << j)) % self._world, _pack(tally), _SPREAD + j)
-            work.wait(LONG)
+            _await(work)
             tally = tally.with_(_unpack(buffer))
         del before  # nobody waited for them, but this vote could not have passed before they arrived
         return tally
@@ -198,9 +199,14 @@ def exchange_signatures(control: Backend, signature: bytes) -> tuple[bytes, ...]
     return tuple(values.tensor_bytes(row) for row in everyone.view(control.size(), -1))
 
 
+def _await(work: dist.Work) -> None:
+    """Here a rank waits for a slower one."""
+    work.wait(LONG)
+
+
 def _pack(tally: Tally) -> bytes:
-    return _NUMBERS.pack(*astuple(tally))
+    return _NUMBERS.pack(*tally)
 
 
 def _unpack(buffer: torch.Tensor) -> Tally:
-    return Tally(*_NUMBERS.unpack(values.tensor_bytes(buffer[: _NUMBERS.size])))
+    return Tally._make(_NUMBERS.unpack(ctypes.string_at(buffer.data_ptr(), _NUMBERS.size)))
