@@ -11,6 +11,7 @@ carries over is what the store did: its CPU seconds, bytes, transactions, leases
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
 
 from tmrun_agent.views import Views
 
+from tmrun import procs
 from tmrun.core import coordinator, node, planner, transactions
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
@@ -240,6 +242,8 @@ class Counting(EtcdStore):
 # -- one process of agents ----------------------------------------------------------------------------------------------------------
 def host_agents(names: list[str], endpoint: str, spec: Spec, orders: Any, reports: Any) -> None:
     """Entry point of a process: join all, then take turns until told to end."""
+    parent = multiprocessing.parent_process()
+    procs.die_with_parent(parent.pid if parent is not None and parent.pid is not None else os.getppid())
     _more_files()
     grpc._common.MAXIMUM_WAIT_TIMEOUT = 5.0  # else each stream's thread wakes ten times a second: too much for hundreds in one process
     ready: list[queue.SimpleQueue[Agent | None]] = [queue.SimpleQueue() for _ in range(TURNERS)]
@@ -344,6 +348,8 @@ class Bench:
         self.spec = Spec(hosts - standby, options.nproc, standby, ("bench",), lease_ttl_s=options.ttl, join_wait_s=3600.0)
         self.etcd = EmbeddedEtcd()
         self.process = psutil.Process(self.etcd.pid)
+        with contextlib.suppress(psutil.AccessDenied):  # the agents would not share its cores
+            self.process.nice(-10)
         self.store = EtcdStore(self.etcd.endpoint, deadline_s=60.0, try_s=30.0)
         self.reports: Any = multiprocessing.Queue()
         self.waits = ""
