@@ -24,6 +24,8 @@ M = TypeVar("M")
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("paced_gpt.py")
 DEADLINE_S = 180.0
+STEPS = 24
+"""Of the fixtures in ``conftest``."""
 
 
 @dataclass(eq=False)

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import SCRIPT, Cluster
+from cluster import SCRIPT, STEPS, Cluster
 from nursery import Nursery
 from trials import Trials
-
-STEPS = 24
 
 
 @dataclass(frozen=True)

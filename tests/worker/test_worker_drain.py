@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cluster import Cluster
-from conftest import STEPS
+from cluster import STEPS, Cluster
 
 from tmrun import wire
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Cluster
-from conftest import STEPS
+from cluster import ROOT, STEPS, Cluster
 
 EXAMPLE = str(ROOT / "examples" / "gpt_ddp.py")
 
