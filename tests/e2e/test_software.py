@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from e2e_lab import DEADLINE_S, Lab, wait_for
 from test_hangs import inject
 from test_training_goes_on import LOCAL
@@ -21,3 +22,31 @@ def test_exception_and_exit_code_restart_everybody_within_the_budget(lab: Lab) -
     inject(lab, 3, "exit")
     assert lab.launches[0].wait(DEADLINE_S) == 3
     assert "after 2 restarts" in lab.output()
+
+
+LEAVES = """\
+import time
+import torch, torch.distributed as dist
+import tmrun
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in tmrun.join(model=model, optimizer=optimizer).steps(1000):
+    with step:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        time.sleep(0.1)
+    if dist.get_rank() == 1 and step == 10:
+        break
+"""
+
+
+@pytest.mark.parametrize("nodes", [("1", "--nproc-per-node", "2"), ("2",)], ids=["same node", "another node"])
+def test_a_rank_that_leaves_the_loop_alone_is_named(lab: Lab, nodes: tuple[str, ...]) -> None:
+    """It ends well, so nobody has died; without it the others could only wait."""
+    script = lab.folder / "leaves.py"
+    script.write_text(LEAVES)
+    lab.launch("--local-nodes", nodes[0], "--nnodes", *nodes, "--lease-ttl", "3", script=script, script_args=())
+    assert lab.launches[0].wait(DEADLINE_S) == 1
+    assert "job failed: rank 1 ended well while others train: do all run the same number of steps? (node0: a worker lost" in lab.output()

@@ -9,7 +9,7 @@ from test_breaker import KEYS, TTL, Clock, _job, _seat
 from tmrun.core import codec, coordinator, node, restarts
 from tmrun.core.decision import DOUBT_SHARE, Timers
 from tmrun.core.membership import Job
-from tmrun.core.model import Notice, RankMap, Trouble
+from tmrun.core.model import Done, Doubt, Host, Notice, RankMap, Trouble
 from tmrun.core.txn import Put
 
 
@@ -53,6 +53,35 @@ def test_a_lost_machine_restarts_the_job_at_its_own_expense() -> None:
     silent = Clock()
     assert "presumed dead" in silent.at(0, job(ECHO, gone=(5,)))
     assert silent.at(2 * TTL, job(ECHO, gone=(5,))) == "restart map of epoch 2"
+
+
+def test_ranks_that_left_the_loop_alone_end_the_job_and_not_those_that_finish_a_moment_later() -> None:
+    trains = _job()
+    lost = Doubt(Host("n3"), _seat(3).incarnation, 1, "a worker lost a connection in step 11")
+    doubts = replace(trains, doubts={Host("n3"): lost})
+    gone = replace(doubts, done={7: Done(7, 1)})
+    for early in (gone, replace(doubts, doubts={Host("n3"): replace(lost, ended=(7,))})):
+        clock = Clock()
+        assert "waiting whether these end, too" in clock.at(0, early)
+        assert clock.at(WAIT, early) == "end job: failed"
+        assert clock.reason.startswith("rank 7 ended well while others train: do all run the same number of steps? (n3: a worker lost")
+    late = Clock()
+    late.at(0, gone)
+    assert late.at(WAIT, replace(gone, done={**gone.done, 3: Done(3, 1)})) != "end job: failed"
+    broken = Clock()
+    broken.at(0, doubts)
+    assert broken.at(WAIT, doubts).startswith("propose failure")
+
+
+def test_a_node_tells_who_of_its_workers_waits_no_more() -> None:
+    whole = job()
+    spec = replace(whole.spec, nproc=2) if whole.spec else None
+    two = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7, 8), joined=frozenset({0, 1}), doubt="lost", exits={1: 0})
+    made = replace(whole, spec=spec, doubts={Host("n0"): Doubt(Host("n0"), _seat(0).incarnation, 1, "lost")})
+    effect = node._doubt(node.Node(_seat(0), 1, two), made, two)
+    assert isinstance(effect, node.Submit)
+    (put,) = effect.txn.ops
+    assert isinstance(put, Put) and codec.decode(Doubt, put.value).ended == (1,)
 
 
 def test_progress_gives_the_budget_for_lost_machines_back() -> None:

@@ -484,12 +484,16 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Workers of a live node lost a connection and wait to be told why. Nobody may have died: a link can break alone."""
+    """Workers of a live node lost a connection and wait to be told why. Nobody may have died: a link can break alone.
+
+    ``ended``: ranks of the same node whose processes ended well meanwhile.
+    """
 
     host: Host
     incarnation: Incarnation
     epoch: int
     text: str
+    ended: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

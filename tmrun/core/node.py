@@ -741,11 +741,13 @@ def _stall(node: Node, job: Job, group: Group) -> Effect | None:
 
 
 def _doubt(node: Node, job: Job, group: Group) -> Effect | None:
-    """Say once an epoch that our workers wait for an explanation."""
-    told = job.doubts.get(node.me.host)
-    if not group.doubt or not job.alive(node.me) or (told is not None and told.epoch == job.epoch):
+    """Say once an epoch that our workers wait for an explanation, and who of them waits no more."""
+    assert job.spec is not None
+    told, ranks = job.doubts.get(node.me.host), job.spec.ranks(group.slot)
+    ended = tuple(sorted(ranks[local] for local in group.exits))
+    if not group.doubt or not job.alive(node.me) or (told is not None and (told.epoch, told.ended) == (job.epoch, ended)):
         return None
-    doubt = Doubt(Host(node.me.host), Incarnation(node.me.incarnation), job.epoch, group.doubt)
+    doubt = Doubt(Host(node.me.host), Incarnation(node.me.incarnation), job.epoch, group.doubt, ended)
     return _submit(transactions.report_doubt(job, doubt, node.lease))
 
 

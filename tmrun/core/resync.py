@@ -1,17 +1,20 @@
-"""Rules for workers that wait although nobody has failed: they agree on a step, connect anew and go on in place. May not know: drains."""
+"""Rules for workers that wait although nobody has failed: they agree on a step, connect anew and go on in place; or the job ends, where
+those that they wait for have left the loop. May not know: drains."""
 
 from __future__ import annotations
 
 from tmrun.core import attempts, hang, losses, restarts, transactions, watchdog
-from tmrun.core.decision import DOUBT_SHARE, Decision, Timers
+from tmrun.core.decision import DOUBT_SHARE, Decision, Timers, ending
 from tmrun.core.membership import Job
-from tmrun.core.model import Kind, RankMap, Spec
+from tmrun.core.model import JobState, Kind, RankMap, Spec
+from tmrun.core.ranklist import ranks_named
 
 
 def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
     """Workers are parked and nobody has failed (any more): a migration without moves lets them agree on a step and go on."""
-    if job.done:
-        return None
+    left = _left_early(job, spec, current, timers, now)
+    if left is not None or job.done:
+        return left
     parked = attempts.parked(job)
     if parked is None:
         return _unexplained(job, spec, timers, now) or _deadlock(job, spec, timers, now)
@@ -22,6 +25,21 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
         return Decision(None, losses.held_back(job)) if job.pause else restarts.restart(job, attempts.immovable(job), 1, program=False)
     reason = f"all ranks are alive again (migration {parked.id}: {parked.reason})"
     return Decision(transactions.propose(job, Kind.FAILURE, (), "", reason), reason, f"{reason}; going on in place")
+
+
+def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
+    """Ranks have ended well, and lost to others that are in the middle of a step: no migration can make them run the same loop."""
+    seats = {s.host: i for i, s in enumerate(current.seats)}
+    waiting = [d for d in job.doubts.values() if d.epoch == job.epoch and seats.get(d.host, -1) not in job.done]
+    ended = sorted({*(rank for i in job.done for rank in spec.ranks(i)), *(rank for d in waiting for rank in d.ended)})
+    if not waiting or not ended:
+        return None
+    reason = (
+        f"{ranks_named(ended)} ended well while others train: do all run the same number of steps? ({waiting[0].host}: {waiting[0].text})"
+    )
+    if timers.since(f"doubt {job.epoch}", now) < DOUBT_SHARE * spec.lease_ttl_s:
+        return Decision(None, f"{reason}; waiting whether these end, too")
+    return ending(job, JobState.FAILED, 1, reason)
 
 
 def _unexplained(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | None:

@@ -178,7 +178,8 @@ class Process:
         self.trouble = Trouble(time.monotonic(), error)
         if self.board.failure is None:
             lines = re.sub(r"^\s*\[[^\]]*\]\s*", "", str(error)).splitlines() or [type(error).__name__]  # without the C++ file and line
-            self.link.send(wire.Suspect(self.counters.done, f"rank {self.rank}: {lines[0][:120]}"))
+            first = lines[0].split(". This is typically caused")[0]  # gloo's guess
+            self.link.send(wire.Suspect(self.counters.done, f"rank {self.rank}: {first[:120]}"))
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
