@@ -5,12 +5,14 @@ Skipped where they are not installed: they are larger than tmrun and all it need
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from e2e_lab import DEADLINE_S, Lab
+from e2e_lab import DEADLINE_S, Lab, wait_for
 from test_dropin import said
 
 ACCELERATE = """
@@ -63,3 +65,50 @@ def test_the_same_losses(lab: Lab, tmp_path: Path, package: str, text: str, step
     assert (theirs.returncode, ours.returncode) == (0, 0), theirs.stderr + ours.stderr
     assert said(ours.stdout, "loss") == said(theirs.stdout, "loss")
     assert len(said(ours.stdout, "loss")) == 2 * steps
+
+
+MOVABLE = """
+import sys, time, hashlib, pathlib, torch
+import tmrun
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 8), torch.randn(4096, 1))
+sampler = torch.utils.data.distributed.DistributedSampler(data, accelerator.num_processes, accelerator.process_index)
+batches = tmrun.Batches(torch.utils.data.DataLoader(data, batch_size=8, sampler=sampler))
+model, optimizer = accelerator.prepare(model, optimizer)
+fast = pathlib.Path(sys.argv[1])
+for step in tmrun.join(model=model, optimizer=optimizer, batches=batches).steps(120):
+    with step:
+        x, y = next(batches)
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        optimizer.step()
+        time.sleep(0 if fast.exists() else 0.5)
+if accelerator.is_main_process:
+    parts = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    print("final parameters sha256", hashlib.sha256(parts).hexdigest(), flush=True)
+accelerator.end_training()
+"""
+
+
+def test_accelerate_moves(lab: Lab, tmp_path: Path) -> None:
+    """A drain and a kill under the loop that Accelerate leaves to the script; the parameters are torchrun's."""
+    pytest.importorskip("accelerate", reason="not a dependency of tmrun; install it to run this", exc_type=ImportError)
+    script = tmp_path / "train.py"
+    script.write_text(MOVABLE)
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), str(tmp_path)]
+    theirs = subprocess.run(argv, env=lab.environment(), text=True, capture_output=True, timeout=DEADLINE_S, check=True)
+    fast = str(lab.folder / "fast")
+    lab.launch("--local-nodes", "4", "--nnodes", "2", "--standby", "2", script=script, script_args=(fast,))
+    lab.wait_warm(2)
+    assert lab.cli("drain", "node1").returncode == 0
+    victim = next(n for n in lab.status()["nodes"] if n["ranks"] and n["name"] != "node0")
+    os.kill(victim["pids"][0], signal.SIGKILL)
+    wait_for("the rank is replaced", lambda: len(lab.history()) == 3)
+    assert lab.finish() == 0
+    assert f"final parameters sha256 {lab.final_hash()}" in theirs.stdout
+    assert "not given to tmrun.join" not in lab.output()

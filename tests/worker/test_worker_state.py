@@ -241,8 +241,13 @@ def test_what_looks_forgotten() -> None:
         def __init__(self) -> None:
             self.optimizer, self.model = two, model
 
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.state = inner, inner.state
+
     state = state_of(model=model, one=one)
     assert suspects.find(state, [{"m": model, "w": wrapped, "one": one, "nothing": None}]) == []
+    assert suspects.find(state_of(model=model, wrapper=Wrapper(one)), [{"one": one}]) == []
     found = suspects.find(state, [{"trainer": Trainer(), "kept": {"ema": average}, "again": two}])
     assert found == ["trainer.optimizer (SGD)", "kept['ema'] (AveragedModel)"]
     assert suspects.steps_for(state, one)

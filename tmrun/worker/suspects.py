@@ -2,7 +2,8 @@
 
 Looked at once, when the loop begins: attributes of the registered objects, and the variables of the script's functions and modules that
 are running, one level of containers and plain objects deep. A module is suspicious when it has a parameter that no registered module
-has (a wrapper around a registered one is fine). May not know: what happens to registered objects.
+has (a wrapper around a registered one is fine), an optimizer when its state is not that of a registered one.
+May not know: what happens to registered objects.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def script_variables(frame: FrameType | None) -> Iterator[Mapping[str, Any]]:
 def find(state: State, namespaces: Iterable[Mapping[str, Any]]) -> list[str]:
     """Names of optimizers and modules that are not registered, each once."""
     parameters = {id(p) for module in state.modules.values() for p in module.parameters()}
+    states = {id(optimizer.state) for optimizer in state.optimizers.values()}
     seen = {id(o) for o in (*state.modules.values(), *state.optimizers.values(), *state.objects.values())}
     own = (pair for name, owner in _registered(state) for pair in _inside(name, owner))
     script = (pair for space in namespaces for key, top in list(space.items()) for pair in _with_inside(key, top))
@@ -39,7 +41,7 @@ def find(state: State, namespaces: Iterable[Mapping[str, Any]]) -> list[str]:
     for name, value in itertools.chain(own, script):
         if id(value) not in seen:
             seen.add(id(value))
-            if _suspicious(value, parameters):
+            if _suspicious(value, parameters, states):
                 found.append(f"{name} ({type(value).__name__})")
     return found
 
@@ -53,9 +55,9 @@ def _registered(state: State) -> list[tuple[str, Any]]:
     return [*state.modules.items(), *state.optimizers.items(), *state.objects.items()]
 
 
-def _suspicious(value: Any, parameters: set[int]) -> bool:
+def _suspicious(value: Any, parameters: set[int], states: set[int]) -> bool:
     if isinstance(value, torch.optim.Optimizer):
-        return True
+        return id(value.state) not in states  # the inner one of a wrapper has the same
     return isinstance(value, torch.nn.Module) and any(id(p) not in parameters for p in value.parameters())
 
 
