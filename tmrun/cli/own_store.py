@@ -10,6 +10,7 @@ import queue
 import signal
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from tmrun.store.secret import issue
 
 _READY_S = 30.0
 _MAX_RESTARTS = 5
+_ROW_S = 300.0
+"""An etcd that ends more often than ``_MAX_RESTARTS`` times in so long will not run; one that is killed now and then over weeks will."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -62,7 +65,8 @@ class OwnStore:
 
     access: StoreAccess
     members: list[EmbeddedEtcd] = field(default_factory=list)
-    _restarts: int = 0
+    clock: Callable[[], float] = time.monotonic
+    _ends: list[float] = field(default_factory=list)
 
     def tend(self) -> str:
         """Start an etcd of ours that ended again; what to tell about it. Raises StoreError when it keeps ending."""
@@ -70,9 +74,11 @@ class OwnStore:
             code = member.exit_code()
             if code is None:
                 continue
-            self._restarts += 1
-            if self._restarts > _MAX_RESTARTS:
-                raise StoreError(f"the embedded etcd ended {self._restarts} times, last with exit code {code}; it is given up")
+            now = self.clock()
+            self._ends = [*(end for end in self._ends if now - end < _ROW_S), now]
+            if len(self._ends) > _MAX_RESTARTS:
+                often = f"{len(self._ends)} times in {_ROW_S:.0f} s"
+                raise StoreError(f"the embedded etcd ended {often}, last with exit code {code}; it is given up")
             member.restart()
             return f"the store ended (exit code {code}) and was started again on its data; training goes on"
         return ""
