@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -32,7 +33,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Path],
         command = [*torchrun, str(script), "--steps", str(STEPS), "--log-losses", str(directory)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        return Reference(done.stdout.split()[-1], {r: read_losses(directory, r) for r in range(world)})
+        (digest,) = set(re.findall(r"[0-9a-f]{64}", done.stdout))  # every rank may print it, and on one line
+        return Reference(digest, {r: read_losses(directory, r) for r in range(world)})
 
     return run
 
