@@ -319,8 +319,11 @@ class Agent:
                 return effect.exit_code
             if isinstance(effect, core.Spawn) and self.lease.silent:
                 return None  # others may be about to take this slot
-            if core.unsure(self.node, self.job(), effect) and not self._still(effect):
-                return None  # the watch is about to tell why not
+            if core.unsure(self.node, self.job(), effect):
+                effect = core.reconcile(self.node, fold(self.keys, self.views.read()))
+                if not isinstance(effect, core.Kill):
+                    self.refresh()
+                    return None
             facts = self.effects.execute(effect, self.node, self.job())
             if facts is None:
                 return None  # nothing came of it; the next turn tries again, on what the store says then
@@ -328,10 +331,6 @@ class Agent:
                 self._observe(fact)
         self.publisher.event(f"{self.member.host}: {MAX_EFFECTS} effects in one turn; looking at the world again")
         return None
-
-    def _still(self, effect: core.Effect) -> bool:
-        """Whether the store itself, asked now, has the same follow from it."""
-        return isinstance(core.reconcile(self.node, fold(self.keys, self.views.read())), type(effect))
 
     def _attend(self) -> bool:
         """Watch what concerns this agent now; True when it has heard of all that."""

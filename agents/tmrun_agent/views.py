@@ -4,8 +4,8 @@
     ctl                                                              the coordinator; in its place, once it is loaded, at one revision
 
 The parts of an ordinary agent may be of different revisions. That costs a transaction that fails and is tried anew, never safety: the
-guards of each transaction name every key that it was decided on. What is no transaction and cannot be undone is decided on ``read``.
-May not know: what the keys mean, which slots concern whom.
+guards of each transaction name every key that it was decided on. To end workers is no transaction and cannot be undone: it is decided on
+``read``. May not know: what the keys mean, which slots concern whom.
 """
 
 from __future__ import annotations

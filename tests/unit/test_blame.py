@@ -112,19 +112,26 @@ def test_progress_gives_the_budget_for_lost_machines_back() -> None:
     )
 
 
-def test_workers_last_when_they_train_and_while_nothing_has_failed() -> None:
-    def told(made: Job, seconds: float) -> bool:
-        timers = coordinator.observe(coordinator.observe(Timers(), made, 0.0), made, seconds)
-        txn = coordinator.decide(made, timers, seconds).txn
+def test_workers_last_when_they_train_undisturbed() -> None:
+    def told(*moments: tuple[float, Job]) -> bool:
+        timers = Timers()
+        for seconds, made in moments:
+            timers = coordinator.observe(timers, made, seconds)
+            txn = coordinator.decide(made, timers, seconds).txn
         notices = [codec.decode(Notice, op.value) for op in (txn.ops if txn else ()) if isinstance(op, Put) and op.key == KEYS.notice]
         return any(n.lasted for n in notices)
 
-    trains = _job()
-    assert not told(trains, restarts.LASTED_S - 1)
-    assert told(trains, restarts.LASTED_S)
-    waits = _job(5, standbys=0)
-    assert waits.spec is not None
-    assert not told(replace(waits, spec=replace(waits.spec, node_wait_s=2 * restarts.LASTED_S)), restarts.LASTED_S)
+    trains, lost = _job(), _job(5, standbys=0)
+    assert trains.spec is not None
+    waits = replace(lost, spec=replace(trains.spec, node_wait_s=1e9))
+    assert not told((0, trains), (restarts.LASTED_S - 1, trains))
+    assert told((0, trains), (restarts.LASTED_S, trains))
+    assert not told((0, waits), (restarts.LASTED_S, waits)), "waiting for a node is no progress"
+    assert not told((0, trains), (60, waits), (restarts.LASTED_S, trains)), "a failure begins it anew"
+    starts = replace(trains, runs={i: replace(r, value=replace(r.value, joined=False)) for i, r in trains.runs.items()})
+    assert not told((0, starts), (restarts.LASTED_S, starts)), "it has not reached its first step"
+    assert not told((0, starts), (restarts.LASTED_S, starts), (restarts.LASTED_S + 1, trains))
+    assert told((0, starts), (restarts.LASTED_PLAIN_S, starts)), "nobody can tell whether it trains"
 
 
 def test_a_node_names_the_worker_that_did_not_only_lose_a_peer() -> None:

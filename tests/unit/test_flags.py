@@ -186,6 +186,8 @@ def test_one_node_and_standbys_on_other_hosts_meet_where_they_are_told_to() -> N
     for flags in (("--nnodes", "1", "--standby", "6%"), ("--nnodes", "1:2")):
         made = launch(*flags, "--rdzv-endpoint", "127.0.0.1:4000", "train.py")
         assert (made.store.endpoints, made.where.local, made.spec.standby) == ((("127.0.0.1", 4000),), 0, 1)
+    made = launch("--nnodes", "1", "--standby", "1", "--master-addr", "127.0.0.1", "--master-port", "4000", "train.py")
+    assert (made.store.endpoints, made.where.local) == ((("127.0.0.1", 4001),), 0)
 
 
 def test_the_second_node_of_static_leaves_the_master_port_to_the_first() -> None:

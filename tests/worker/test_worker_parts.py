@@ -504,10 +504,13 @@ def test_captured_states_are_those_of_the_moment() -> None:
     for draw in draws * 3:
         assert same() and same()
         draw()
-    kept = rng.capture()
+    while not numpy.random.get_state()[3]:
+        numpy.random.randn()
+    kept = rng.capture()  # a normal number is kept for later: it can be taken, and put back, without a draw
     numpy.random.randn()
-    rng.restore(kept)
     assert same()
+    rng.restore(kept)
+    assert same() and numpy.random.get_state()[3]
 
 
 def test_what_differed_between_the_ranks_is_the_lost_ranks_own() -> None:

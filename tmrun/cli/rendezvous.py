@@ -73,7 +73,7 @@ def _etcd_url(flags: Flags, conf: dict[str, str]) -> str:
 
 def _hosts(flags: Flags, nodes: int, spares: int) -> tuple[tuple[str, int], ...]:
     """Who runs the store; nobody but this machine where no other takes part."""
-    named = bool(flags.rdzv_endpoint) and not flags.rdzv_endpoint.endswith(":0")
+    named = bool(flags.master_addr) or (bool(flags.rdzv_endpoint) and not flags.rdzv_endpoint.endswith(":0"))
     more = spares and (named or flags.standby is None)  # --nnodes 1:3 is several hosts' in any case
     if nodes == 1 and not more and flags.node_rank in (None, 0):
         return ()

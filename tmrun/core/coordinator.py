@@ -41,7 +41,7 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
         going |= {f"gone {i} {job.map.seats[i].incarnation}" for i in job.gone}
         if losses.mass_loss(job, timers, now):
             going.add("suspect")
-        going |= {f"taking over {job.epoch}", f"lasts {job.map.generation}"}
+        going |= {f"taking over {job.epoch}", *_undisturbed(job)}
         if any(losses.echoes(job, i) for i in job.troubles):
             going.add(f"echo {job.epoch}")
         if any(d.epoch == job.epoch for d in job.doubts.values()):
@@ -56,6 +56,15 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
     return Timers({what: timers.seen.get(what, now) for what in going})
 
 
+def _undisturbed(job: Job) -> set[str]:
+    """A timer for as long as all workers train, or at least run."""
+    assert job.map is not None
+    if job.open_migration is not None or losses.failed(job):
+        return set()
+    whole = len(job.runs) == len(job.map.seats)
+    return {f"trains {job.map.generation}"} if job.movable else {f"runs {job.map.generation}"} if whole else set()
+
+
 def decide(job: Job, timers: Timers, now: float) -> Decision:
     """The coordinator's next transaction. ``job.leader`` is me; ``now`` in seconds of the clock of ``observe``."""
     decision = _decide(job, timers, now)
@@ -68,7 +77,8 @@ def _tell(job: Job, decision: Decision, timers: Timers, now: float) -> Decision:
         return decision
     failed = tuple(losses.failed(job))
     movable = job.movable or job.told.movable  # claims go and come back with a lease
-    lasted = job.told.lasted or (not failed and timers.since(f"lasts {job.map.generation}", now) >= restarts.LASTED_S)
+    trained, ran = (timers.since(f"{what} {job.map.generation}", now) for what in ("trains", "runs"))
+    lasted = job.told.lasted or trained >= restarts.LASTED_S or ran >= restarts.LASTED_PLAIN_S
     notice = Notice(job.map.generation, movable, bool(job.done), job.epoch if failed else 0, failed, lasted)
     if notice == job.told:
         return decision

@@ -631,7 +631,7 @@ def _ended_well(node: Node, job: Job, group: Group) -> Effect:
         return Note(Forgotten(), "those workers are accounted for")
     if group.left or (job.map is not None and job.map.seats[group.slot] != node.me):
         return _submit(transactions.release(job, group.slot), Forgotten())  # a leaver; its word may come after its end
-    return _submit(transactions.release(job, group.slot, Done(group.slot, job.epoch)), Forgotten())
+    return _submit(transactions.release(job, group.slot, Done(group.slot, group.epoch)), Forgotten())
 
 
 # -- living workers -----------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from tmrun.core.plural import many
 MACHINE_RESTARTS = 10
 """Restarts of the whole job in a row that lost machines may cost; ``--max-restarts`` bounds those that the program itself causes."""
 LASTED_S = 600.0
-"""Workers that trained for so long between two restarts have made progress: the row begins anew."""
+"""Workers that trained for so long without a failure have made progress: the row begins anew."""
+LASTED_PLAIN_S = 3600.0
+"""The same for workers of a script that never reaches ``run.steps``, or has not yet: they run, and cannot say whether they train."""
 
 
 def program_error(job: Job, trouble: Trouble) -> Decision:

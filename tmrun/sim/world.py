@@ -228,7 +228,8 @@ class JobWorld:
             "suspect": ttl,
             "doubt": ttl * decision.DOUBT_SHARE,
             "no": spec.node_wait_s,
-            "lasts": restarts.LASTED_S,
+            "trains": restarts.LASTED_S,
+            "runs": restarts.LASTED_PLAIN_S,
         }
         every = sorted(set(limits.values()))  # of a timer that is not known here
         due = [

@@ -23,9 +23,6 @@ from tmrun.worker import values
 Captured = dict[str, Any]
 """The state of every generator by its name, as the library itself gives it: quick to take and to put back in this process."""
 
-_MT19937_BYTES = 625 * 4
-"""624 words and a position, in memory."""
-
 
 @dataclass
 class _Last:
@@ -33,7 +30,6 @@ class _Last:
 
     python: Any = None
     numpy: Any = None
-    numpy_words: bytes = b""
     encoded: dict[str, tuple[Any, bytes]] = field(default_factory=dict)
 
 
@@ -55,19 +51,10 @@ def capture() -> Captured:
 
 
 def _capture_numpy(numpy: ModuleType) -> Any:
-    words = _numpy_words(numpy)
-    # a normal number that is kept for later (the fourth item) can be taken without a draw; to keep one takes a draw
-    if not words or words != _LAST.numpy_words or _LAST.numpy[3]:
-        _LAST.numpy, _LAST.numpy_words = numpy.random.get_state(), words
+    state, last = numpy.random.get_state(), _LAST.numpy
+    if last is None or state[0] != last[0] or state[2:] != last[2:] or not numpy.array_equal(state[1], last[1]):
+        _LAST.numpy = state
     return _LAST.numpy
-
-
-def _numpy_words(numpy: ModuleType) -> bytes:
-    """The generator's memory, ten times as quick as its state; empty: cannot be told."""
-    if not hasattr(numpy.random, "get_bit_generator"):  # numpy before 1.24
-        return b""
-    bits = numpy.random.get_bit_generator()
-    return ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES) if type(bits) is numpy.random.MT19937 else b""
 
 
 def restore(state: Captured) -> None:
