@@ -32,7 +32,7 @@ def test_chaos(lab: Lab, request: pytest.FixtureRequest, tmp_path_factory: pytes
     for _ in range(count):
         chaos.strike()
         print(chaos.story[-1], [(round(u.rss_mb), u.threads, u.files) for u in chaos.usages[-1]], flush=True)
-    assert lab.finish() == 0
+    assert lab.finish(deadline_s=DEADLINE_S + 0.2 * steps) == 0
     assert lab.final_hash() == expected
     flat(chaos)
 
@@ -56,7 +56,7 @@ def test_every_fault_while_the_store_is_away(lab: Lab, request: pytest.FixtureRe
     for name in names:
         chaos.strike(name, AWAY_S)
         print(chaos.story[-1], flush=True)
-    assert lab.finish() == 0
+    assert lab.finish(deadline_s=DEADLINE_S + 0.2 * steps) == 0
     assert lab.final_hash() == expected
 
 

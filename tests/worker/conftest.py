@@ -31,7 +31,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Path],
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_PACE_S": "0"}
         command = [*torchrun, str(script), "--steps", str(STEPS), "--log-losses", str(directory)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        for _ in range(3):  # a process of torch's own may abort at its very end: "terminate called without an active exception"
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+            if done.returncode == 0:
+                break
         assert done.returncode == 0, done.stderr
         (digest,) = set(re.findall(r"[0-9a-f]{64}", done.stdout))  # every rank may print it, and on one line
         return Reference(digest, {r: read_losses(directory, r) for r in range(world)})
