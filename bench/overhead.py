@@ -42,15 +42,21 @@ def main() -> None:
     print(table(args, runs))
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """What every bench of this script can be told."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--step-ms", type=float, default=100)
+    made.add_argument("--world", type=int, default=2)
+    made.add_argument("--switch", default="slot", choices=["slot", "shim"])
+    return made
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step-ms", type=float, default=100)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--world", type=int, default=2)
-    parser.add_argument("--switch", default="slot", choices=["slot", "shim"])
-    return parser.parse_args()
+    mine = parser(__doc__)
+    mine.add_argument("--steps", type=int, default=60)
+    mine.add_argument("--repeats", type=int, default=4)
+    return mine.parse_args()
 
 
 def flags(args: argparse.Namespace, out: Path) -> list[str]:
@@ -67,13 +73,13 @@ def under_torchrun(args: argparse.Namespace, folder: Path, agree: bool) -> dict[
     return read(out)
 
 
-def under_tmrun(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One run, on the worker tests' harness."""
+def under_tmrun(args: argparse.Namespace, folder: Path, *more: str, **environment: str) -> dict[str, Any]:
+    """One run, on the worker tests' harness; with ``more`` flags of the script."""
     sys.path.insert(0, str(ROOT / "tests" / "worker"))
     from cluster import Cluster
 
     out = folder / "out.json"
-    cluster = Cluster(folder, args.world, flags(args, out), {"TMRUN_SWITCH": args.switch}, SCRIPT)
+    cluster = Cluster(folder, args.world, [*flags(args, out), *more], {"TMRUN_SWITCH": args.switch, **environment}, SCRIPT)
     try:
         cluster.start(at_once=True)
         for worker in cluster.ranks.values():

@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = Path(__file__).with_name("overhead_script.py")
+import overhead
+
 REST_STEPS = 8
 FIRST = 10
 """Steps that are not counted."""
@@ -26,12 +26,9 @@ FIRST = 10
 
 def main() -> None:
     """Run, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step-ms", type=float, default=100)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--world", type=int, default=2)
-    parser.add_argument("--switch", default="slot", choices=["slot", "shim"])
-    args = parser.parse_args()
+    mine = overhead.parser(__doc__)
+    mine.add_argument("--rounds", type=int, default=12)
+    args = mine.parse_args()
     with tempfile.TemporaryDirectory(prefix="tmrun-prepare-") as folder:
         began, spans = run(args, Path(folder))
     steps = list(zip(began[FIRST:], began[FIRST + 1 :], strict=False))
@@ -46,7 +43,7 @@ def main() -> None:
 
 def run(args: argparse.Namespace, folder: Path) -> tuple[list[float], list[tuple[float, float]]]:
     """When each step began, and from when to when a migration was prepared (monotonic seconds, one clock for all processes)."""
-    sys.path.insert(0, str(ROOT / "tests" / "worker"))
+    sys.path.insert(0, str(overhead.ROOT / "tests" / "worker"))
     from cluster import Cluster
 
     from tmrun import wire
@@ -54,7 +51,7 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[list[float], list[tuple
     out = folder / "out.json"
     steps = 40 + args.rounds * (REST_STEPS + 8)
     flags = ["--steps", str(steps), "--step-ms", str(args.step_ms), "--out", str(out)]
-    cluster = Cluster(folder, args.world, flags, {"TMRUN_SWITCH": args.switch}, SCRIPT)
+    cluster = Cluster(folder, args.world, flags, {"TMRUN_SWITCH": args.switch}, overhead.SCRIPT)
     spans = []
     try:
         joiner = cluster.standby(1)

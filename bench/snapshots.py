@@ -9,17 +9,14 @@ what training waited for each; sending goes on behind.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = Path(__file__).with_name("overhead_script.py")
+import overhead
+
 WAYS = {"without": "1000000", "interval chosen by tmrun": "", "every step": "1"}
 FIRST = 40
 COPY_S = 0.0005
@@ -28,19 +25,16 @@ COPY_S = 0.0005
 
 def main() -> None:
     """Run, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step-ms", type=float, default=100)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--world", type=int, default=2)
-    parser.add_argument("--switch", default="slot", choices=["slot", "shim"])
-    args = parser.parse_args()
+    mine = overhead.parser(__doc__)
+    mine.add_argument("--steps", type=int, default=120)
+    mine.add_argument("--repeats", type=int, default=3)
+    mine.add_argument("--layers", type=int, default=4)
+    args = mine.parse_args()
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for _ in range(args.repeats):
         for way, every in WAYS.items():
             with tempfile.TemporaryDirectory(prefix="tmrun-snapshots-") as folder:
-                runs[way].append(run(args, Path(folder), every))
+                runs[way].append(overhead.under_tmrun(args, Path(folder), "--sharded", str(args.layers), TMRUN_SNAPSHOT_EVERY=every))
     mb = args.layers * 1024 * 1025 * 12 / args.world / 1e6
     print(
         f"FSDP2, {mb:.0f} MB of state a rank, world {args.world}, {args.repeats} runs each, {os.cpu_count()} cores, switch {args.switch}\n"
@@ -55,24 +49,6 @@ def main() -> None:
         middle = statistics.median(means)
         spread = ", ".join(f"{1e3 * m:.1f}" for m in means)
         print(f"| {way} | {1e3 * middle:.2f} ({spread}) | {100 * (middle / base - 1):+.2f} % | {share:.1f} | {each} |")
-
-
-def run(args: argparse.Namespace, folder: Path, every: str) -> dict[str, Any]:
-    """What rank 0 wrote."""
-    sys.path.insert(0, str(ROOT / "tests" / "worker"))
-    from cluster import Cluster
-
-    out = folder / "out.json"
-    flags = ["--steps", str(args.steps), "--step-ms", str(args.step_ms), "--sharded", str(args.layers), "--out", str(out)]
-    cluster = Cluster(folder, args.world, flags, {"TMRUN_SWITCH": args.switch, "TMRUN_SNAPSHOT_EVERY": every}, SCRIPT)
-    try:
-        cluster.start(at_once=True)
-        for worker in cluster.ranks.values():
-            assert worker.process.wait(600) == 0, cluster.output()
-    finally:
-        cluster.close()
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
 
 
 if __name__ == "__main__":

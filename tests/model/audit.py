@@ -169,13 +169,13 @@ class Audit:
         require((effect.generation, who) not in self.started, "7", f"{who} starts its workers of generation {effect.generation} twice")
         self.started.add((effect.generation, who))
 
-    # -- every state
     def kills(self, me: node.Node, effect: node.Kill) -> None:
         """An agent ends its workers: not because it has heard of half a transaction."""
         if me.group is not None and not me.group.failed:
             now = node.reconcile(me, fold(self.world.keys, self.world.store.listing(self.world.keys.ctl).entries))
             require(isinstance(now, node.Kill), "18", f"{me.me.host} ends its workers ({effect.reason}), but the store says {now}")
 
+    # -- every state
     def check(self) -> None:
         """All state predicates."""
         if self.world.store.revision != self.revision:

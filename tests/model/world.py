@@ -190,16 +190,16 @@ class Agent:
         effect = node.reconcile(self.node, self.job())
         if effect is None or (isinstance(effect, node.Spawn) and self.silent):
             return ""
-        if node.unsure(self.node, self.job(), effect) and not self._still(effect):
-            return ""
+        if node.unsure(self.node, self.job(), effect):
+            effect = node.reconcile(self.node, fold(self.world.keys, self.views.read()))
+            if not isinstance(effect, node.Kill):
+                self.refresh()
+                return ""
         if isinstance(effect, node.Kill):
             self.world.audit.kills(self.node, effect)
         before = self.node, self._job
         text = self._execute(effect)
         return text if (self.node, self._job) != before or not self.alive else ""
-
-    def _still(self, effect: node.Effect) -> bool:
-        return isinstance(node.reconcile(self.node, fold(self.world.keys, self.views.read())), type(effect))
 
     def _execute(self, effect: node.Effect) -> str:  # noqa: C901  one case an effect
         training, group = self.world.training, self.node.group

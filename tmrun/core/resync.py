@@ -6,7 +6,7 @@ from __future__ import annotations
 from tmrun.core import attempts, hang, losses, restarts, transactions, watchdog
 from tmrun.core.decision import DOUBT_SHARE, Decision, Timers, ending
 from tmrun.core.membership import Job
-from tmrun.core.model import JobState, Kind, RankMap, Spec
+from tmrun.core.model import Doubt, JobState, Kind, RankMap, Spec
 from tmrun.core.ranklist import ranks_named
 
 
@@ -27,10 +27,15 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
     return Decision(transactions.propose(job, Kind.FAILURE, (), "", reason), reason, f"{reason}; going on in place")
 
 
+def _doubts(job: Job) -> list[Doubt]:
+    """Of this epoch."""
+    return [d for d in job.doubts.values() if d.epoch == job.epoch]
+
+
 def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
     """Ranks have ended well, and lost to others that are in the middle of a step: no migration can make them run the same loop."""
     seats = {s.host: i for i, s in enumerate(current.seats)}
-    waiting = [d for d in job.doubts.values() if d.epoch == job.epoch and seats.get(d.host, -1) not in job.done]
+    waiting = [d for d in _doubts(job) if seats.get(d.host, -1) not in job.done]
     ended = sorted({*(rank for i in job.done for rank in spec.ranks(i)), *(rank for d in waiting for rank in d.ended)})
     if not waiting or not ended:
         return None
@@ -44,7 +49,7 @@ def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: flo
 
 def _unexplained(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | None:
     """Workers lost a connection to each other, everybody lives, and no lease has run out since: a link broke. Reconnect in place."""
-    doubts = [d for d in job.doubts.values() if d.epoch == job.epoch]
+    doubts = _doubts(job)
     if not doubts:
         return None
     what = "; ".join(f"{d.host}: {d.text}" for d in doubts)

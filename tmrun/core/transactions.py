@@ -203,7 +203,8 @@ def commit(job: Job, resume: Resume) -> Txn:
     master, port = _master(job, seats[0].host, job.restarts) if 0 in migration.slots else old
     kept, incidents, places, row = job.map.generation, _incidents(job, migration), _places(job, seats), job.map.row
     new = RankMap(
-        epoch, migration.kind, tuple(seats), kept, migration.id, moves, resume, why, incidents, places, False, row, master, port
+        epoch, migration.kind, tuple(seats), kept, migration.id, moves, resume, why, incidents, places,
+        row=row, master=master, master_port=port,
     )  # fmt: skip
     guards: list[Guard] = [*_as_leader(job), _head_unchanged(job)]
     for move in migration.moves:

@@ -8,7 +8,6 @@ that a script made itself (torch.Generator, random.Random, numpy's Generator) tr
 from __future__ import annotations
 
 import array
-import ctypes
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -81,17 +80,9 @@ def _encoded(name: str, value: Any) -> bytes:
     return last[1]
 
 
-def _plain_torch(state: torch.Tensor) -> bytes:
-    return ctypes.string_at(state.data_ptr(), state.numel())
-
-
 def _plain_python(state: Any) -> Any:
     version, words, gauss = state
     return version, array.array("Q", words).tobytes(), gauss
-
-
-def _plain_cuda(states: list[torch.Tensor]) -> list[torch.Tensor]:
-    return states
 
 
 def _plain_numpy(state: Any) -> Any:
@@ -99,7 +90,12 @@ def _plain_numpy(state: Any) -> Any:
     return name, keys.tobytes(), int(position), int(has_gauss), float(cached)
 
 
-_PLAIN: dict[str, Callable[[Any], Any]] = {"torch": _plain_torch, "python": _plain_python, "cuda": _plain_cuda, "numpy": _plain_numpy}
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "torch": values.tensor_bytes,
+    "python": _plain_python,
+    "cuda": list,
+    "numpy": _plain_numpy,
+}
 
 
 def decode(parts: Mapping[str, bytes]) -> Captured:

@@ -113,7 +113,8 @@ def _write_array(out: list[bytes], value: Any, where: str) -> None:
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """The raw bytes of a tensor, in C order; numpy is not needed."""
-    flat = as_bytes(tensor.detach().cpu())
+    plain = tensor.dtype is torch.uint8 and tensor.is_cpu and tensor.is_contiguous()  # what every step asks for needs no views
+    flat = tensor if plain else as_bytes(tensor.detach().cpu())
     return ctypes.string_at(flat.data_ptr(), flat.numel()) if flat.numel() else b""
 
 

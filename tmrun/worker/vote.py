@@ -28,7 +28,6 @@ May not know: what is in a blob, what follows from the result.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -174,7 +173,7 @@ class Poll:
             _await(work)
             theirs = _unpack(buffer)
             if theirs.longest <= self.capacity:
-                hold(ward, ctypes.string_at(buffer.data_ptr() + _NUMBERS.size, theirs.longest))
+                hold(ward, values.tensor_bytes(buffer[_NUMBERS.size : _NUMBERS.size + theirs.longest]))
             tally = tally.with_(theirs)
         for j, (work, buffer) in enumerate(self._heard):
             self._send((self._rank + (1 << j)) % self._world, _pack(tally), _SPREAD + j)
@@ -209,4 +208,4 @@ def _pack(tally: Tally) -> bytes:
 
 
 def _unpack(buffer: torch.Tensor) -> Tally:
-    return Tally._make(_NUMBERS.unpack(ctypes.string_at(buffer.data_ptr(), _NUMBERS.size)))
+    return Tally._make(_NUMBERS.unpack(values.tensor_bytes(buffer[: _NUMBERS.size])))
