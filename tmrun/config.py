@@ -71,7 +71,9 @@ class AgentConfig:
     """How to bind workers to CPUs (torch's names); empty: not at all."""
     notices: NoticeSources = NoticeSources()
     witness: str = ""
-    """Where the launcher's sweeper answers once the launch is gone (``witness``); empty: nowhere."""
+    """Where others ask whether the launch is gone (``witness``); empty: nowhere."""
+    witness_fd: int = -1
+    """The socket behind it, which every process of the launch holds; -1: none."""
 
     def save(self, path: Path) -> None:
         """Write, readable by the owner only."""

@@ -38,10 +38,10 @@ def reap_orphans(own: set[int]) -> None:
             continue
 
 
-def children() -> set[int]:
-    """Pids of this process's children, adopted ones too."""
+def children(pid: int | None = None) -> set[int]:
+    """Pids of a process's children, adopted ones too; None: of this one. Raises OSError when there is no such process."""
     found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{pid or 'self'}/task").iterdir():
         try:
             found |= {int(pid) for pid in (task / "children").read_text().split()}
         except OSError:

@@ -1,9 +1,13 @@
-"""A launcher's last word: its sweeper, which outlives it by a moment, tells who asks that all processes of the launch are gone.
+"""Two proofs that all processes of a launch are gone, for who asks where the member records of its agents say (``address:port/digest``).
 
-The sweeper listens where the member records of the launch's agents say (``address:port/digest``). What it answers is the launch's marker,
-which nobody else on the network knows and whose digest is in the record: so an answer cannot come from anybody else, and none (no
-route, a port that is closed, a wrong word) proves nothing. Runs inside the sweeper too: standard library only.
-May not know: jobs, agents, stores.
+    the last word    the launcher's sweeper outlives it by a moment, kills what it left, then answers with the launch's marker, which nobody
+                     else on the network knows and whose digest is in the record
+    a closed port    launcher, sweeper, agents and workers all hold the one listening socket, so the kernel refuses a connection only after
+                     the last of them has ended, however it ended
+
+Silence (no route, no answer, a wrong word, a host without power) proves nothing. Who lies is a firewall that starts to *refuse* connections
+for a host that lives; those that drop packets or call the host unreachable do not.
+Runs inside the sweeper too: standard library only. May not know: jobs, agents, stores.
 """
 
 from __future__ import annotations
@@ -12,10 +16,19 @@ import hashlib
 import hmac
 import socket
 import time
+from enum import Enum
 
 TIMEOUT_S = 0.3
 LINGER_S = 15.0
 _MAX_WORD = 64
+
+
+class Proof(str, Enum):
+    """What proves that a launch is gone, for people; false: nothing does."""
+
+    NONE = ""
+    WORD = "its launch has ended and left nothing running, says its sweeper"
+    CLOSED = "nothing of its launch is left, says its kernel: the port that all of its processes held is closed"
 
 
 def listen() -> socket.socket:
@@ -48,16 +61,28 @@ def testify(listener: socket.socket, marker: str, seconds: float = LINGER_S) -> 
             continue
 
 
-def swept(witness: str) -> bool:
-    """Ask. True: all processes of that launch are gone, beyond doubt. False: nothing is known."""
+def ask(witness: str) -> Proof:
+    """Whether all processes of that launch are gone."""
     where, _, digest = witness.rpartition("/")
     address, _, port = where.rpartition(":")
     try:
-        with socket.create_connection((address, int(port)), timeout=TIMEOUT_S) as sock:
+        places = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return Proof.NONE
+    found = {_ask(family, place, digest) for family, _, _, _, place in places}
+    return Proof.WORD if Proof.WORD in found else Proof.CLOSED if found == {Proof.CLOSED} else Proof.NONE
+
+
+def _ask(family: int, place: tuple[object, ...], digest: str) -> Proof:
+    word = b""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.settimeout(TIMEOUT_S)
-            word = b""
+            sock.connect(place)
             while len(word) < _MAX_WORD and (part := sock.recv(_MAX_WORD)):
                 word += part
-    except (OSError, ValueError):
-        return False
-    return bool(word) and hmac.compare_digest(_digest(word.decode(errors="replace")), digest)
+    except ConnectionRefusedError:
+        return Proof.CLOSED
+    except OSError:
+        return Proof.NONE
+    return Proof.WORD if word and hmac.compare_digest(_digest(word.decode(errors="replace")), digest) else Proof.NONE

@@ -75,7 +75,7 @@ def _serve(config: AgentConfig, store: Store) -> int:
     member = Member(Host(config.host), Incarnation(life), config.address, os.getpid(), __version__, labels=config.labels)
     member = replace(member, node_rank=config.node_rank, ports=master.ports, witness=config.witness)
     logs = Logs(config.output, config.job, config.host, Path(config.runtime_dir), publisher.event, publisher.logs)
-    processes = Processes(inbox.put, config.grace_s)
+    processes = Processes(inbox.put, config.grace_s, () if config.witness_fd < 0 else (config.witness_fd,))
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda n, _: processes.signal(n))
     metrics = Metrics(config.job, Host(config.host))

@@ -140,7 +140,7 @@ class Health:
             seen = ()
         if seen == self._told and not (seen and now - self._told_at > TELL_AGAIN_S):
             return
-        if seen and not self._told:
+        if any(map(_is_stuck, found)) and not any(map(_is_stuck, self._told)):
             self._dump(workers)
         with self._lock:
             if workers != self._workers:
@@ -164,6 +164,10 @@ class Health:
             told = lines[:_MAX_STACK_LINES] or _kernels_word(worker.pid)
             text = "\n".join(f"tmrun: {self.host} worker {local} (pid {worker.pid}): {line}" for line in told)
             print(text, file=sys.stderr, flush=True)
+
+
+def _is_stuck(found: tuple[Evidence, object] | None) -> bool:
+    return found is not None and found[0] not in (Evidence.NONE, Evidence.LEFT)
 
 
 def _sign(local: int, worker: _Worker, found: tuple[Evidence, float] | None) -> Sign:

@@ -1,6 +1,6 @@
 """When connections break and nobody has explained it yet: ask the witnesses of those who may be dead, and bury who is.
 
-A broken connection is a hint, never a proof; what proves a death is a word that only the dead launch's own sweeper can say (``witness``).
+A broken connection is a hint, never a proof; ``witness`` has what proves a death.
 The coordinator asks for everybody who holds a slot, any other agent whose workers doubt only for the coordinator, whom nobody else would
 miss before its lease has run out. Asking happens on a thread of its own. May not know: what follows from a burial.
 """
@@ -57,12 +57,13 @@ class Inquest:
         try:
             entry = self.store.get(self.keys.member(host))
             member = codec.decode(Member, entry.value) if entry is not None else None
-            if member is None or not member.witness or not witness.swept(member.witness):
+            proof = witness.ask(member.witness) if member is not None and member.witness else witness.Proof.NONE
+            if member is None or not proof:
                 return
             bury(self.store, self.keys, host, member.incarnation)
         except StoreError:
             return  # asked again
-        self.tell(f"{host} is gone: its launch has ended and left nothing running, says its sweeper")
+        self.tell(f"{host} is gone: {proof.value}")
 
 
 def _seated(job: Job) -> tuple[Host, ...]:

@@ -51,6 +51,8 @@ class Processes:
 
     ended: Callable[[Ended], None]
     grace_s: float
+    held: Sequence[int] = ()
+    """Descriptors that every worker inherits."""
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _group: str = ""
 
@@ -75,7 +77,15 @@ class Processes:
         env = {**worker.environment, ENV_GROUP: self._group, "TMRUN_PARENT_PID": str(os.getpid())}
         out, err = worker.output.stdout, worker.output.stderr
         try:
-            return subprocess.Popen(list(worker.command), env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            return subprocess.Popen(
+                list(worker.command),
+                env=env,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                pass_fds=self.held,
+            )
         finally:
             worker.output.started()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from e2e_lab import DEADLINE_S, Lab, Oracle, free_port, wait_for
 from test_training_goes_on import assert_exact, settled
 
+from tmrun import procs, witness
 from tmrun.store.embedded import EmbeddedEtcd
 
 
@@ -31,16 +33,16 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("how", ["rdzv-endpoint", "etcd"])
 def test_one_launcher_a_host(lab: Lab, oracle: Oracle, how: str, tmp_path: Path) -> None:
-    """The same command on each host forms one job; a node's death (launcher, agent and workers) is found by its lease alone."""
-    common = ("--nnodes", "2", "--nproc-per-node", "2", "--standby", "1", "--lease-ttl", "3", "--job", "several")
+    """The same command on each host forms one job; a node dies: its launcher, or everything at once, so that nobody there can tell."""
+    common = ("--nnodes", "2", "--nproc-per-node", "2", "--standby", "1", "--lease-ttl", "60", "--job", "several")
     if how == "etcd":
         with EmbeddedEtcd(tmp_path / "etcd") as etcd:
-            _several(lab, oracle, (*common, "--etcd", etcd.url))
+            _several(lab, oracle, (*common, "--etcd", etcd.url), witness.Proof.CLOSED)
     else:
-        _several(lab, oracle, (*common, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"))
+        _several(lab, oracle, (*common, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"), witness.Proof.WORD)
 
 
-def _several(lab: Lab, oracle: Oracle, flags: tuple[str, ...]) -> None:
+def _several(lab: Lab, oracle: Oracle, flags: tuple[str, ...], proof: witness.Proof) -> None:
     names = ["alpha", "beta", "gamma"]
     for name in names:
         lab.launch(*flags, "--node-name", name)
@@ -50,14 +52,25 @@ def _several(lab: Lab, oracle: Oracle, flags: tuple[str, ...]) -> None:
     essential = [n for i, n in enumerate(names) if "this host runs the store" in lab.output(i)]
     assert len(essential) == (1 if "--rdzv-endpoint" in flags else 0)
     victim = next(n["name"] for n in before["nodes"] if n["role"] == "active" and n["name"] not in essential)
-    lab.launches[names.index(victim)].send_signal(signal.SIGKILL)
+    launcher = lab.launches[names.index(victim)].pid
+    for pid in (launcher, *(below(launcher) if proof is witness.Proof.CLOSED else ())):
+        os.kill(pid, signal.SIGKILL)
     lab.history = lambda: _history(lab, where)  # type: ignore[method-assign]
     rows = settled(lab, 2)
     assert (rows[1]["cause"], rows[1]["leaver"]) == ("failure", victim)
+    assert any(f"{victim} is gone: {proof.value}" in lab.output(i) for i in range(len(names)))
     lab.go_fast()
     codes = [launch.wait(DEADLINE_S) for launch in lab.launches]
     assert sorted(codes) == [-9, 0, 0]
+    if proof is witness.Proof.CLOSED:
+        shutil.rmtree(lab.folder / "tmp" / f"tmrun-{os.getuid()}")  # nobody was left to do it
     assert_exact(lab, oracle, 0, 1, 2, may_miss=2)
+
+
+def below(pid: int) -> list[int]:
+    """Everything that this process started, and these in turn; stopped, so that nobody sees another one end."""
+    os.kill(pid, signal.SIGSTOP)
+    return [found for child in procs.children(pid) for found in (child, *below(child))]
 
 
 def _history(lab: Lab, where: str) -> list[dict[str, object]]:

@@ -39,14 +39,34 @@ for step in tmrun.join(model=model, optimizer=optimizer).steps(1000):
         time.sleep(0.1)
     if dist.get_rank() == 1 and step == 10:
         break
+if dist.get_rank() == 1:
+    {then}
 """
 
 
-@pytest.mark.parametrize("nodes", [("1", "--nproc-per-node", "2"), ("2",)], ids=["same node", "another node"])
+NODES = pytest.mark.parametrize("nodes", [("1", "--nproc-per-node", "2"), ("2",)], ids=["same node", "another node"])
+
+
+@NODES
 def test_a_rank_that_leaves_the_loop_alone_is_named(lab: Lab, nodes: tuple[str, ...]) -> None:
     """It ends well, so nobody has died; without it the others could only wait."""
     script = lab.folder / "leaves.py"
-    script.write_text(LEAVES)
+    script.write_text(LEAVES.format(then="pass"))
     lab.launch("--local-nodes", nodes[0], "--nnodes", *nodes, "--lease-ttl", "3", script=script, script_args=())
     assert lab.launches[0].wait(DEADLINE_S) == 1
     assert "job failed: rank 1 ended well while others train: do all run the same number of steps? (node0: a worker lost" in lab.output()
+
+
+@NODES
+@pytest.mark.parametrize("then", ["time.sleep(3600)", "dist.destroy_process_group(); time.sleep(3600)"], ids=["waits", "hangs up"])
+def test_a_rank_that_leaves_the_loop_alone_and_lives_on_is_named(lab: Lab, nodes: tuple[str, ...], then: str) -> None:
+    """With its connections open, the others wait until they are late; without, they lose it. No restart heals either."""
+    script = lab.folder / "leaves.py"
+    script.write_text(LEAVES.format(then=then))
+    flags = ("--lease-ttl", "3", "--hang-timeout", "3")
+    lab.launch("--local-nodes", nodes[0], "--nnodes", *nodes, *flags, script=script, script_args=())
+    assert lab.launches[0].wait(DEADLINE_S) == 1
+    told = lab.output()
+    assert "job failed: rank 1 left the loop" in told
+    assert "do all run the same number of steps?" in told
+    assert "epoch 2" not in told, told + "nothing was restarted"

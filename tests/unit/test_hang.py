@@ -10,7 +10,7 @@ from test_core import KEYS, running, seat
 from tmrun.core import codec, coordinator, hang
 from tmrun.core.decision import Timers
 from tmrun.core.membership import Job, Stored
-from tmrun.core.model import Eviction, Evidence, Head, Host, Kind, Leader, Migration, Resume, Sign, Stall, Term, Vote
+from tmrun.core.model import Doubt, End, Eviction, Evidence, Head, Host, Kind, Leader, Migration, Resume, Sign, Stall, Term, Vote
 from tmrun.core.watchdog import Blame
 
 
@@ -57,6 +57,46 @@ def test_the_one_behind_is_ordered_out_once(job: Job) -> None:
     stopped = replace(last, signs=(*last.signs[:-1], replace(last.signs[-1], evidence=Evidence.STOPPED, since_s=2.1)))
     assert ordered(replace(frozen, stalls={**frozen.stalls, order.host: stopped}))[0].act, "a frozen one is not waited for"
     assert ordered(replace(stuck, spec=replace(stuck.spec, hang_action="notify")))[0].act is False  # type: ignore[type-var]
+
+
+def left(job: Job, slots: tuple[int, ...], step: int) -> Job:
+    """The workers of these slots have left the loop after ``step`` and live on."""
+    assert job.map is not None and job.spec is not None
+    stalls = dict(job.stalls)
+    for slot in slots:
+        held = job.map.seats[slot]
+        signs = tuple(Sign(r, "DONE", step, 3, Evidence.LEFT, 0.0) for r in job.spec.ranks(slot))
+        stalls[held.host] = Stall(held.host, held.incarnation, job.epoch, signs)
+    return replace(job, stalls=stalls)
+
+
+def ends(job: Job, waited_s: float = 0.0) -> tuple[int, str] | None:
+    decision = coordinator.decide(job, coordinator.observe(Timers(), job, 0.0), waited_s)
+    puts = [op for op in (decision.txn.ops if decision.txn else ()) if getattr(op, "key", "") == KEYS.end]
+    return next(((e.exit_code, e.reason) for e in (codec.decode(End, op.value) for op in puts)), None)
+
+
+def test_a_loop_left_alone_ends_the_job_and_only_then(job: Job) -> None:
+    assert job.map is not None and job.spec is not None
+    stuck = stalled(job, uniform(job))
+    last = len(job.map.seats) - 1
+    code, why = ends(left(stuck, (last,), 8)) or (0, "")
+    assert (code, "left the loop after step 8" in why, "the same number of steps" in why) == (1, True, True)
+    assert ends(left(stuck, (last,), 9)) is None, "it has done all that the others are in"
+    everywhere = left(job, tuple(range(last + 1)), 9)
+    assert (ends(everywhere), hang.finding(everywhere)) == (None, None), "all of them save, perhaps"
+    told = replace(stuck, spec=replace(job.spec, hang_action="notify"))
+    assert ends(left(told, (last,), 8)) is None
+
+
+def test_who_lost_a_connection_to_a_loop_that_is_over_is_told_so(job: Job) -> None:
+    assert job.map is not None
+    first = job.map.seats[0]
+    doubt = Doubt(first.host, first.incarnation, job.epoch, "a worker lost a connection in step 9 (closed)")
+    waiting = left(replace(job, doubts={first.host: doubt}), (len(job.map.seats) - 1,), 8)
+    assert ends(waiting) is None, "these may end, too"
+    code, why = ends(waiting, 3600.0) or (0, "")
+    assert (code, "left the loop while others train" in why) == (1, True)
 
 
 def test_who_does_not_stop_for_a_failure_keeps_all_others_waiting(job: Job) -> None:

@@ -158,3 +158,33 @@ def test_who_is_behind_and_still_has_time_is_waited_for() -> None:
 
 def test_not_all_are_heard() -> None:
     assert culprits([sign(0), sign(1), sign(2, operations=1)], 4).blame is Blame.UNCLEAR
+
+
+def test_a_loop_that_is_over_is_told_of_after_a_moment() -> None:
+    worker = Watched()
+    worker.train(10, 0.1)
+    assert worker.look(1.5, place=Place.DONE) is None
+    assert worker.look(1.0) is Evidence.LEFT
+    assert worker.look(5000) is Evidence.LEFT, "it may save for long, and is never late"
+
+
+def gone(rank: int, step: int) -> Sign:
+    return sign(rank, step=step, place="DONE", evidence=Evidence.LEFT)
+
+
+def test_who_left_the_loop_before_the_others_is_named_even_if_not_all_are_heard() -> None:
+    found = culprits([sign(0), gone(2, 8)], 4)
+    assert (found.blame, found.ranks) == (Blame.PROGRAM, (2,))
+    assert found.why == "rank 2 left the loop after step 8 at train.py:7 in forward, while rank 0 waits in step 9"
+
+
+@pytest.mark.parametrize("late", [{}, {"operations": 1}, {"place": "VOTE"}])
+def test_in_the_last_step_nobody_is_blamed(late: dict[str, object]) -> None:
+    """Those who have done it need nobody any more, and nobody waits for the last one: it may save in its step."""
+    found = culprits([gone(0, 9), gone(1, 9), gone(2, 9), replace(sign(3), **late)], 4)  # type: ignore[arg-type]
+    assert (found.blame, found.ranks) == (Blame.UNCLEAR, ())
+    assert "nobody waits for it" in found.why
+
+
+def test_a_frozen_worker_is_blamed_whoever_has_left() -> None:
+    assert culprits([gone(0, 9), sign(1, evidence=Evidence.STOPPED)], 2).ranks == (1,)

@@ -290,12 +290,14 @@ class Launcher:
             numa=wanted.numa,
             notices=self._notices(host),
             witness="" if self.listener is None else witness.record(address, self.listener, self.marker),
+            witness_fd=-1 if self.listener is None else self.listener.fileno(),
         )
         path = self.folder / f"{host}.json"
         config.save(path)
         env = {**os.environ, procs.ENV_MARKER: self.marker, ENV_NODE: f"{self.marker}/{host}"}
         argv = [sys.executable, "-m", "tmrun_agent", str(path)]
-        return self.wards.watch(host, argv, env, beacon_path(str(self.folder), host))
+        held = () if self.listener is None else (self.listener.fileno(),)
+        return self.wards.watch(host, argv, env, beacon_path(str(self.folder), host), held)
 
     def _notices(self, host: str) -> NoticeSources:
         """What the user named, and a file in the runtime folder that is always looked at."""

@@ -13,11 +13,16 @@ from tmrun.core.watchdog import Blame, Finding, Place
 
 
 def finding(job: Job) -> Finding | None:
-    """What the reports of the newest epoch say together; None: there are none."""
+    """What the reports of the newest epoch say together; None: there are none, but of loops that are over."""
     signs = _signs(job)
-    if not signs or job.spec is None:
+    if job.spec is None or all(s.evidence in (Evidence.NONE, Evidence.LEFT) for s in signs):
         return None
     return watchdog.culprits(signs, job.spec.world)
+
+
+def left(job: Job) -> tuple[int, ...]:
+    """Ranks whose loop is over while their process lives on."""
+    return tuple(s.rank for s in _signs(job) if s.evidence is Evidence.LEFT)
 
 
 def unstopped(job: Job, waited_s: float) -> Finding | None:

@@ -116,6 +116,8 @@ class Evidence(str, Enum):
     STOPPED = "stopped"
     MUTE = "mute"
     LATE = "late"
+    LEFT = "left"
+    """Its loop is over, so it takes part in no step any more. Only of weight while others are in a later step."""
 
 
 @dataclass(frozen=True, slots=True)

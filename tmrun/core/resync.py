@@ -9,6 +9,8 @@ from tmrun.core.membership import Job
 from tmrun.core.model import Doubt, JobState, Kind, RankMap, Spec
 from tmrun.core.ranklist import ranks_named
 
+SAME_NUMBER = "do all run the same number of steps?"
+
 
 def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
     """Workers are parked and nobody has failed (any more): a migration without moves lets them agree on a step and go on."""
@@ -33,15 +35,18 @@ def _doubts(job: Job) -> list[Doubt]:
 
 
 def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
-    """Ranks have ended well, and lost to others that are in the middle of a step: no migration can make them run the same loop."""
+    """Ranks have ended well, or their loop has, and others are in the middle of a step: no migration can make them run the same loop."""
+    found = hang.finding(job)
+    if found is not None and found.blame is watchdog.Blame.PROGRAM and spec.hang_action == "replace":
+        return ending(job, JobState.FAILED, 1, f"{found.why}: {SAME_NUMBER}")
     seats = {s.host: i for i, s in enumerate(current.seats)}
     waiting = [d for d in _doubts(job) if seats.get(d.host, -1) not in job.done]
-    ended = sorted({*(rank for i in job.done for rank in spec.ranks(i)), *(rank for d in waiting for rank in d.ended)})
-    if not waiting or not ended:
+    ended = {*(rank for i in job.done for rank in spec.ranks(i)), *(rank for d in waiting for rank in d.ended)}
+    over = sorted(ended or hang.left(job))
+    if not waiting or not over:
         return None
-    reason = (
-        f"{ranks_named(ended)} ended well while others train: do all run the same number of steps? ({waiting[0].host}: {waiting[0].text})"
-    )
+    how = "ended well" if ended else "left the loop"
+    reason = f"{ranks_named(over)} {how} while others train: {SAME_NUMBER} ({waiting[0].host}: {waiting[0].text})"
     if timers.since(f"doubt {job.epoch}", now) < DOUBT_SHARE * spec.lease_ttl_s:
         return Decision(None, f"{reason}; waiting whether these end, too")
     return ending(job, JobState.FAILED, 1, reason)

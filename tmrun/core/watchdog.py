@@ -2,7 +2,7 @@
 
     observe    one reading more of one worker: when it last moved, how long its steps take
     evidence   why it counts as stuck now, if it does: *stopped* (a signal froze it), *mute* (none of its Python threads runs: something
-               holds the GIL), *late* (no progress for longer than its own history allows)
+               holds the GIL), *late* (no progress for longer than its own history allows); or *left*: its loop is over
     culprits   of the signs of all ranks: who did not come to where the others wait
 
 The victims of a hang look as stuck as its cause: a rank that is stopped or mute is a cause by itself, one that is late only if it is
@@ -90,6 +90,8 @@ class Limits:
     late_s: float = 60.0
     between_s: float = 1800.0
     """Outside of a step people save checkpoints and evaluate."""
+    left_s: float = 2.0
+    """Most scripts end right after their loop, and are not told of."""
     act: float = 5.0
     """Who is late is told after ``late_s``, and ended after so many times as long: a step may do something rare."""
     steps: float = 5.0
@@ -108,7 +110,7 @@ def limits(text: str) -> Limits | None:
     if not 0.0 < seconds < float("inf"):
         raise UsageError(f"--hang-timeout {text!r}: expected auto, off or a number of seconds above 0")
     usual = Limits()
-    return Limits(min(usual.stopped_s, seconds), min(usual.mute_s, seconds), seconds, 10 * seconds, 1.0, 1.0)
+    return Limits(min(usual.stopped_s, seconds), min(usual.mute_s, seconds), seconds, 10 * seconds, act=1.0, steps=1.0)
 
 
 def observe(watch: Watch | None, reading: Reading, now: float) -> Watch:
@@ -152,7 +154,9 @@ def evidence(watch: Watch, limit: Limits, now: float) -> tuple[Evidence, float] 
     place = watch.last.place
     if now - watch.running > limit.stopped_s:
         return Evidence.STOPPED, now - watch.running
-    if place in (Place.BOOT, Place.DONE):
+    if place is Place.DONE:
+        return (Evidence.LEFT, 0.0) if now - watch.moved > limit.left_s else None
+    if place is Place.BOOT:
         return None
     patience = 1.0 if watch.settled >= WARM_UP_STEPS else limit.unsettled
     learned = limit.steps * watch.longest
@@ -171,6 +175,8 @@ class Blame(str, Enum):
     """Some ranks keep the others waiting."""
     NOBODY = "nobody"
     """All ranks wait at the same place: a connection is dead, or the program waits for something outside."""
+    PROGRAM = "program"
+    """Some ranks have left the loop, and others wait for them in a later step: no process can be replaced to heal that."""
     UNCLEAR = "unclear"
     """Too many would be to blame: look, do not touch."""
 
@@ -207,6 +213,9 @@ def culprits(signs: Sequence[Sign], world: int) -> Finding:
     waiting = [s for s in signs if s.evidence is Evidence.LATE]
     if not waiting:
         return Finding(Blame.UNCLEAR, why="every rank makes progress")
+    over = [s for s in signs if s.evidence is Evidence.LEFT]
+    if over:
+        return _left(over, max(waiting, key=_position))
     if len(signs) < world:
         return Finding(Blame.UNCLEAR, why=f"known ranks: only {len(signs)} of {world}")
     behind = [s for s in signs if _position(s) == min(map(_position, signs))]
@@ -217,6 +226,15 @@ def culprits(signs: Sequence[Sign], world: int) -> Finding:
         return Finding(Blame.UNCLEAR, why=f"waiting for {_text(patient[0]).replace(' is ', ' ', 1)}, which may take longer")
     ahead = max(signs, key=_position)
     return _blamed(behind, world, "; ".join(f"{_text(s)}, {_lacking(s, ahead)}" for s in behind))
+
+
+def _left(over: Sequence[Sign], ahead: Sign) -> Finding:
+    """Whoever left the loop after the last step that others are in has done its part."""
+    early = [s for s in over if s.step < ahead.step]
+    if not early:
+        return Finding(Blame.UNCLEAR, why=f"{_text(ahead)}, nobody waits for it in a step")
+    why = "; ".join(f"{_text(s)}, while rank {ahead.rank} waits in step {ahead.step}" for s in early)
+    return Finding(Blame.PROGRAM, tuple(s.rank for s in early), why)
 
 
 def _blamed(signs: Sequence[Sign], world: int, why: str) -> Finding:
@@ -249,6 +267,7 @@ def _text(sign: Sign) -> str:
         Evidence.STOPPED: f"is stopped by a signal (frozen) since {sign.since_s:.1f} s",
         Evidence.MUTE: f"runs none of its Python threads since {sign.since_s:.1f} s (something holds the GIL){at}",
         Evidence.LATE: f"has made no progress for {sign.since_s:.1f} s {_where(sign)}{at}",
+        Evidence.LEFT: f"left the loop after step {sign.step}{at}",
         Evidence.NONE: f"is {_where(sign)}{at}",
     }
     return f"rank {sign.rank} {what[sign.evidence]}"

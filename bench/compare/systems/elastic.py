@@ -1,7 +1,8 @@
 """torchrun, and ft_launcher, which descends from it: every worker starts again from a checkpoint, the spare is a waiting agent.
 
 Tuned torchrun: no shared store (with it, gloo and a spare, the job is lost), a dead agent is noticed after 4 s in
-place of 15 (an agent's heartbeats may be two intervals apart: with fewer attempts living agents are thrown out, again and again).
+place of 15 (an agent's heartbeats may be two intervals apart: with fewer attempts living agents are thrown out, again and again). For
+a killed worker no spare waits: its own host starts it again; with a spare three agents restart each other for two places, without end.
 Tuned ft_launcher: rank heartbeats watched closely; its rendezvous' keep-alive cannot be set.
 """
 
@@ -16,6 +17,16 @@ class Torchrun(System):
     venv = "tmrun"  # stock torch; nothing of tmrun is loaded
     script = "restart.py"
     program = "torch.distributed.run"
+
+    @property
+    def harmed_by_a_spare(self) -> bool:
+        """Whether it does better without one."""
+        return self.trial.tuned and self.trial.event == "kill"
+
+    def start_spare(self) -> None:
+        """See ``System``."""
+        if not self.harmed_by_a_spare:
+            super().start_spare()
 
     def rendezvous(self) -> str:
         """--rdzv-conf."""
@@ -46,7 +57,8 @@ class Torchrun(System):
 
     def spare_ready(self) -> bool:
         """It is in the rendezvous."""
-        return "Rendezvous'ing worker group" in self.lab.nodes[self.spare_name].output()
+        spare = self.lab.nodes.get(self.spare_name)
+        return spare is None or "Rendezvous'ing worker group" in spare.output()
 
 
 class FtLauncher(Torchrun):
@@ -54,6 +66,7 @@ class FtLauncher(Torchrun):
 
     venv = "nvrx"
     program = "nvidia_resiliency_ext.fault_tolerance.launcher"
+    harmed_by_a_spare = False
 
     def rendezvous(self) -> str:
         """--rdzv-conf."""
