@@ -23,6 +23,7 @@ from tmrun.core.model import Host, Incarnation, Member, Spec
 from tmrun.store.access import open_store
 from tmrun.store.api import Store
 from tmrun.store.etcd import boottime
+from tmrun_agent import timers
 from tmrun_agent.effects import socket_path
 from tmrun_agent.feeders import Interrupted, LeaseLost, StoreMoved
 from tmrun_agent.health import Health
@@ -83,6 +84,8 @@ def _serve(config: AgentConfig, store: Store) -> int:
     beacon = Beacon.attach(str(shown) if shown.exists() else None)  # a launcher of another kind may not look at it
     health = Health(Path(config.runtime_dir), config.host, watchdog.limits(spec.hang_timeout), inbox.put)
 
+    file_timers = timers.from_environment(Path(config.runtime_dir) / f"{config.host}.timers", processes.signal_one)
+
     try:
         granted = lease.acquire()
         register(store, keys, member, granted, spec.lease_ttl_s, publisher.event)
@@ -92,7 +95,23 @@ def _serve(config: AgentConfig, store: Store) -> int:
         Notices(sources(config.notices), inbox.put, publisher.event).start()
         views = Views(store, keys, config.host, lambda: inbox.put(StoreMoved()))
         agent = Agent(
-            config, keys, store, lease, member, views, publisher, inbox, processes, server, logs, master, metrics, health, beacon, me
+            config,
+            keys,
+            store,
+            lease,
+            member,
+            views,
+            publisher,
+            inbox,
+            processes,
+            server,
+            logs,
+            master,
+            metrics,
+            health,
+            beacon,
+            file_timers,
+            me,
         )
         try:
             return agent.run()

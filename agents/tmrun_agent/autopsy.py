@@ -38,16 +38,17 @@ class Death:
     hint: str = ""
 
 
-def examine(pid: int, local_rank: int, code: int, output: WorkerOutput, kills_before: int) -> Death:
-    """``code`` as Popen gives it (negative for a signal), ``kills_before``: ``oom_kills()`` when the worker started."""
+def examine(pid: int, local_rank: int, code: int, why: str, output: WorkerOutput, kills_before: int) -> Death:
+    """``code`` as Popen gives it (negative for a signal), ``why`` its agent ended it, if it did that to this one alone; ``kills_before``:
+    ``oom_kills()`` when the worker started."""
     now = time.time()
     if code == 0:
         return Death(pid, local_rank, 0, now)
     shell_code = code if code >= 0 else 128 - code
-    hint = memory_hint(shell_code, oom_kills() - kills_before) or disk_hint(shell_code)
+    hint = "" if why else memory_hint(shell_code, oom_kills() - kills_before) or disk_hint(shell_code)
     message, stack, when = read_error(output.error_file)
     how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-    what = "; ".join(x for x in (hint, message) if x) if shell_code == EXIT_DISK else hint or message
+    what = "; ".join(x for x in (hint, message) if x) if shell_code == EXIT_DISK else why or hint or message
     summary = f"{how}: {what}" if what else how
     name = signal_name(-code) if code < 0 else ""
     return Death(pid, local_rank, shell_code, when or now, name, summary, message, stack, output.tail(), output.folder, hint)

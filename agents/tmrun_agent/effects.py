@@ -26,6 +26,7 @@ from tmrun_agent.logs import Logs
 from tmrun_agent.master import MasterStore
 from tmrun_agent.processes import Processes, Worker, worker_command
 from tmrun_agent.publisher import Publisher
+from tmrun_agent.timers import ENV_FILE, FileTimers
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Effects:
     logs: Logs
     master: MasterStore
     health: Health
+    file_timers: FileTimers | None
     submit: Callable[[Txn], bool]
 
     def execute(self, effect: node.Effect, me: node.Node, job: Job) -> list[Fact] | None:
@@ -99,6 +101,8 @@ class Effects:
             env.setdefault("GLOO_SOCKET_IFNAME", interface)  # else gloo takes what the hostname resolves to, often 127.0.1.1
         if self.config.numa:
             env["TMRUN_NUMA_BINDING"] = self.config.numa
+        if self.file_timers is not None:
+            env[ENV_FILE] = str(self.file_timers.path)
         env[ENV_BEACON] = str(self.health.prepare(local_rank))
         env[wire.ENV_SOCKET] = socket_path(self.config)
         env[wire.ENV_LOCAL_RANK] = str(local_rank)

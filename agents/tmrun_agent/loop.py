@@ -42,6 +42,7 @@ from tmrun_agent.preload import Preload
 from tmrun_agent.processes import Ended, Processes
 from tmrun_agent.publisher import Publisher
 from tmrun_agent.slowness import Slowness
+from tmrun_agent.timers import FileTimers
 from tmrun_agent.views import Views
 
 TICK_S = 0.25
@@ -75,6 +76,7 @@ class Agent:
     metrics: Metrics
     health: Health
     beacon: Beacon
+    file_timers: FileTimers | None
     node: core.Node
     preload: Preload = field(default_factory=Preload)
     timers: Timers = field(default_factory=Timers)
@@ -95,7 +97,9 @@ class Agent:
         self.inquest = Inquest(self.store, self.keys, self.me, self.publisher.event)
         self.chaos = Chaos(self.me, self.store, self.processes, self.submit)
         self.slowness = Slowness(self.store, partial(self.publisher.event, kind=EventKind.NODE_SLOW), self.submit)
-        self.effects = Effects(self.config, self.processes, self.server, self.publisher, self.logs, self.master, self.health, self.submit)
+        self.effects = Effects(
+            self.config, self.processes, self.server, self.publisher, self.logs, self.master, self.health, self.file_timers, self.submit
+        )
 
     @property
     def me(self) -> Seat:

@@ -54,6 +54,8 @@ class Processes:
     held: Sequence[int] = ()
     """Descriptors that every worker inherits."""
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _why: dict[int, str] = field(default_factory=dict)
+    """pid -> why it was ended alone."""
     _group: str = ""
 
     def spawn(self, workers: Sequence[Worker]) -> tuple[int, ...]:
@@ -105,11 +107,14 @@ class Processes:
     def signal(self, number: int) -> None:
         """Send every worker a signal, and what it started in its process group."""
         for child in self._children:
-            if child.poll() is None:
-                try:
-                    os.killpg(child.pid, number)
-                except (ProcessLookupError, PermissionError):
-                    pass
+            _signal(child, number)
+
+    def signal_one(self, pid: int, number: int, why: str) -> None:
+        """The same to one worker, from any thread; it is no process of this group: nothing. ``why``, for people, if it ends."""
+        for child in self._children:
+            if child.pid == pid:
+                self._why[pid] = why
+                _signal(child, number)
 
     def _later(self, children: list[subprocess.Popen[bytes]], marker: str) -> None:
         end = time.monotonic() + self.grace_s
@@ -118,15 +123,23 @@ class Processes:
         procs.sweep(marker, ENV_GROUP)
 
     def _wait(
-        self, child: subprocess.Popen[bytes], group: list[subprocess.Popen[bytes]], marker: str, examined: Callable[[int], Death]
+        self, child: subprocess.Popen[bytes], group: list[subprocess.Popen[bytes]], marker: str, examined: Callable[[int, str], Death]
     ) -> None:
         code = child.wait()
-        death = examined(code)
+        death = examined(code, self._why.pop(child.pid, ""))
         _reap_session(child.pid)
         if all(c.poll() is not None for c in group):
             while not procs.sweep(marker, ENV_GROUP):  # a process stuck in the kernel keeps the slot: nobody may say that it is free
                 time.sleep(1)
         self.ended(Ended(death))
+
+
+def _signal(child: subprocess.Popen[bytes], number: int) -> None:
+    if child.poll() is None:
+        try:
+            os.killpg(child.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
 
 
 def _reap_session(pid: int) -> None:

@@ -238,3 +238,24 @@ def test_a_plain_script_comes_back_from_its_checkpoint(lab: Lab, tmp_path: Path)
     assert [line.split()[1:3] for line in again] == [["0", "0"], ["1", "1"]]
     assert all(int(line.split()[4]) >= 1 for line in again)
     assert said(lab.output(), "final") == said(oracle.stdout, "final")
+
+
+TIMED = """
+import datetime, os, time
+import torch.distributed.elastic.timer as timer
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+with timer.expires(after=60 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else 1, scope="load"):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(3600)
+print("loaded", flush=True)
+"""
+
+
+def test_a_block_that_is_not_left_in_time(lab: Lab, tmp_path: Path) -> None:
+    """torch's file timer ends the worker; its agent lives on and starts it again."""
+    script = tmp_path / "timed.py"
+    script.write_text(TIMED)
+    lab.launch("--max-restarts", "1", script=script, script_args=(), TORCHELASTIC_ENABLE_FILE_TIMER="1")
+    assert lab.launches[0].wait(DEADLINE_S) == 0, lab.output()
+    assert "killed by SIGKILL: its timer 'load' ran out" in lab.output()
+    assert said(lab.output(), "loaded") == ["loaded"]
