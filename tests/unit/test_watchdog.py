@@ -61,7 +61,7 @@ def test_a_switch_gives_new_patience() -> None:
 
 def test_the_stronger_the_evidence_the_sooner() -> None:
     for changes, ticks, seconds, kind in (
-        ({"stopped": True}, False, 2.2, Evidence.STOPPED),
+        ({"stopped": True}, False, 1.2, Evidence.STOPPED),
         ({}, False, 60.8, Evidence.MUTE),
         ({}, True, 60.8, Evidence.LATE),
         ({"place": Place.BETWEEN}, True, 1800.8, Evidence.LATE),

@@ -85,7 +85,7 @@ class Watch:
 class Limits:
     """A floor in seconds for each kind of evidence, and how often the longest recent step is added to it."""
 
-    stopped_s: float = 2.0
+    stopped_s: float = 1.0
     mute_s: float = 60.0
     late_s: float = 60.0
     between_s: float = 1800.0
