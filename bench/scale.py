@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
 from tmrun_agent.views import Views
 
 from tmrun import procs
-from tmrun.core import coordinator, node, planner, transactions
+from tmrun.core import coordinator, node, planner, reconcile, transactions
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
@@ -100,7 +100,7 @@ class Agent:
         while self.facts:
             self.node = node.observe(self.node, self.facts.popleft())
         job = self._fold()
-        if self.views.want(node.concerns(self.node, job), everything=self._leads(job)):
+        if self.views.want(reconcile.concerns(self.node, job), everything=self._leads(job)):
             job = self._fold()
         if not self.views.loaded:
             return False
@@ -109,7 +109,7 @@ class Agent:
             self.say("epoch", self.name, job.epoch)
         if job.spec is None:
             return False
-        effect = node.reconcile(self.node, job)
+        effect = reconcile.reconcile(self.node, job)
         if effect is not None:
             return self.execute(effect, job)
         return self.coordinate(job)

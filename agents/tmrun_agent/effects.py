@@ -13,7 +13,7 @@ from signal import Signals
 from tmrun import wire
 from tmrun.beacon import ENV_BEACON
 from tmrun.config import AgentConfig
-from tmrun.core import environment, node, streams
+from tmrun.core import environment, idle, node, streams
 from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Spec
 from tmrun.core.node import Fact, Group
@@ -109,7 +109,7 @@ class Effects:
         env[wire.ENV_ROLE] = effect.purpose.value
         env[wire.ENV_EPOCH] = str(effect.epoch)
         env[wire.ENV_GENERATION] = str(effect.generation)
-        if effect.slot in node.rehearsed_first(spec):
+        if effect.slot in idle.rehearsed_first(spec):
             env[wire.ENV_RECORDS] = "1"
         if effect.purpose is node.Purpose.STANDBY:
             env.setdefault(wire.ENV_RECORD_WAIT, f"{spec.prepare_deadline_s:g}")

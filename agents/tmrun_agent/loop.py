@@ -16,7 +16,7 @@ from functools import partial
 from tmrun import wire
 from tmrun.beacon import Beacon
 from tmrun.config import AgentConfig
-from tmrun.core import conditions, coordinator, preemption, transactions
+from tmrun.core import conditions, coordinator, preemption, reconcile, transactions
 from tmrun.core import node as core
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
@@ -316,15 +316,15 @@ class Agent:
         for _ in range(MAX_EFFECTS):
             if not self._attend():
                 return None  # the watch will tell
-            effect = core.reconcile(self.node, self.job())
+            effect = reconcile.reconcile(self.node, self.job())
             if effect is None:
                 return None
             if isinstance(effect, core.Quit):
                 return effect.exit_code
             if isinstance(effect, core.Spawn) and self.lease.silent:
                 return None  # others may be about to take this slot
-            if core.unsure(self.node, self.job(), effect):
-                effect = core.reconcile(self.node, fold(self.keys, self.views.read()))
+            if reconcile.unsure(self.node, self.job(), effect):
+                effect = reconcile.reconcile(self.node, fold(self.keys, self.views.read()))
                 if not isinstance(effect, core.Kill):
                     self.refresh()
                     return None
@@ -339,7 +339,7 @@ class Agent:
     def _attend(self) -> bool:
         """Watch what concerns this agent now; True when it has heard of all that."""
         job = self.job()
-        if self.views.want(core.concerns(self.node, job), everything=self._leads(job)):
+        if self.views.want(reconcile.concerns(self.node, job), everything=self._leads(job)):
             self._job = None
         return self.views.loaded
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from training import Worker, require
 
 from tmrun.core import migration as judging
-from tmrun.core import node, planner
+from tmrun.core import node, planner, reconcile
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import Host, Kind, Migration, NodeState, OpState, Phase, RankMap, Seat, Verb, Vote
 from tmrun.core.states import known_hosts, node_state
@@ -172,7 +172,7 @@ class Audit:
     def kills(self, me: node.Node, effect: node.Kill) -> None:
         """An agent ends its workers: not because it has heard of half a transaction."""
         if me.group is not None and not me.group.failed:
-            now = node.reconcile(me, fold(self.world.keys, self.world.store.listing(self.world.keys.ctl).entries))
+            now = reconcile.reconcile(me, fold(self.world.keys, self.world.store.listing(self.world.keys.ctl).entries))
             require(isinstance(now, node.Kill), "18", f"{me.me.host} ends its workers ({effect.reason}), but the store says {now}")
 
     # -- every state

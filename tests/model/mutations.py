@@ -10,7 +10,7 @@ from unittest import mock
 
 import world as worlds
 
-from tmrun.core import drains, losses, node, resync, transactions
+from tmrun.core import drains, idle, living, losses, reconcile, resync, transactions
 from tmrun.core import migration as judging
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
@@ -82,14 +82,14 @@ def _never_back() -> Mutation:
 
 def _prepare_first() -> Mutation:
     """Tell workers of a newer migration before an older commit."""
-    original = node._migration
+    original = living._migration
 
     def migration(me: Any, job: Job, group: Any) -> Any:
         if job.open_migration is not None:
-            return node._prepare(me, job, group, job.open_migration)
+            return living._prepare(me, job, group, job.open_migration)
         return original(me, job, group)
 
-    return instead(node, "_migration", migration)
+    return instead(living, "_migration", migration)
 
 
 MUTATIONS: dict[str, Mutation] = {
@@ -141,9 +141,9 @@ MUTATIONS: dict[str, Mutation] = {
     "judge: a failed node is back": _never_back(),
     "coordinator: parked workers are resumed": instead(resync, "decide", lambda *_: None),
     "node: a commit before a newer prepare": _prepare_first(),
-    "node: gives up what it claimed in vain": instead(node, "_stray_claim", lambda *_: None),
-    "node: a start map wants new processes": instead(node, "_seated_unprepared", lambda *_: False),
-    "node: what cannot be undone is decided on one revision": instead(node, "unsure", lambda *_: False),
+    "node: gives up what it claimed in vain": instead(idle, "_stray_claim", lambda *_: None),
+    "node: a start map wants new processes": instead(reconcile, "_seated_unprepared", lambda *_: False),
+    "node: what cannot be undone is decided on one revision": instead(reconcile, "unsure", lambda *_: False),
     "lease: self-fence": instead(worlds.Agent, "fence", lambda self: False),
     "lease: a new lease alone protects nothing": instead(worlds.Agent, "unsafe_since", property(lambda s: float("inf"), lambda s, v: None)),
 }

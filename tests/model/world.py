@@ -1,8 +1,8 @@
 """A whole job in one process, on virtual time: agents, their workers and the store, one micro-step at a time.
 
-A simulated agent is the real ``core.node``, ``core.coordinator`` and views; only the shell around them is rewritten here, to the rules
-of ``tmrun_agent.loop`` and ``tmrun_agent.lease``: tend the lease first, execute one effect, read the store anew after each own
-transaction, decide on what the views say (each of which may be old), coordinate when elected, campaign when nobody is.
+A simulated agent is the real ``core.node``, ``core.reconcile``, ``core.coordinator`` and views; only the shell around them is rewritten
+here, to the rules of ``tmrun_agent.loop`` and ``tmrun_agent.lease``: tend the lease first, execute one effect, read the store anew after
+each own transaction, decide on what the views say (each of which may be old), coordinate when elected, campaign when nobody is.
 An agent sees what a real one would: what is told to all and what is its own; everything once it coordinates and has heard of it.
 One micro-step executes exactly one effect, so that a fault can strike between any two. After each, ``Audit`` checks the invariants.
 """
@@ -17,7 +17,7 @@ from audit import Audit
 from tmrun_agent.views import Views
 from training import Abort, Commit, Prepare, Training, Worker
 
-from tmrun.core import codec, coordinator, node, planner, states, transactions
+from tmrun.core import codec, coordinator, node, planner, reconcile, states, transactions
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
@@ -138,7 +138,7 @@ class Agent:
         """Watch what concerns this agent now; True when it has heard of all that."""
         job = self.job()
         leads = job.leader is not None and job.leader.value.incarnation == self.me.incarnation
-        if self.views.want(node.concerns(self.node, job), everything=leads):
+        if self.views.want(reconcile.concerns(self.node, job), everything=leads):
             self._job = None
         return self.views.loaded
 
@@ -187,11 +187,11 @@ class Agent:
         return ""
 
     def _act(self) -> str:
-        effect = node.reconcile(self.node, self.job())
+        effect = reconcile.reconcile(self.node, self.job())
         if effect is None or (isinstance(effect, node.Spawn) and self.silent):
             return ""
-        if node.unsure(self.node, self.job(), effect):
-            effect = node.reconcile(self.node, fold(self.world.keys, self.views.read()))
+        if reconcile.unsure(self.node, self.job(), effect):
+            effect = reconcile.reconcile(self.node, fold(self.world.keys, self.views.read()))
             if not isinstance(effect, node.Kill):
                 self.refresh()
                 return ""

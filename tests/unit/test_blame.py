@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from test_breaker import KEYS, TTL, Clock, _job, _seat
 
-from tmrun.core import codec, coordinator, node, restarts
+from tmrun.core import codec, coordinator, ended, living, node, restarts
 from tmrun.core.decision import DOUBT_SHARE, Timers
 from tmrun.core.membership import Job
 from tmrun.core.model import Done, Doubt, Host, Notice, RankMap, Trouble
@@ -78,7 +78,7 @@ def test_a_node_tells_who_of_its_workers_waits_no_more() -> None:
     spec = replace(whole.spec, nproc=2) if whole.spec else None
     two = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7, 8), joined=frozenset({0, 1}), doubt="lost", exits={1: 0})
     made = replace(whole, spec=spec, doubts={Host("n0"): Doubt(Host("n0"), _seat(0).incarnation, 1, "lost")})
-    effect = node._doubt(node.Node(_seat(0), 1, two), made, two)
+    effect = living._doubt(node.Node(_seat(0), 1, two), made, two)
     assert isinstance(effect, node.Submit)
     (put,) = effect.txn.ops
     assert isinstance(put, Put) and codec.decode(Doubt, put.value).ended == (1,)
@@ -138,12 +138,12 @@ def test_a_node_names_the_worker_that_did_not_only_lose_a_peer() -> None:
     whole = job()
     group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7,), exits={0: 1}, errors={0: ECHO.text})
     me = node.Node(_seat(0), 1, group)
-    assert node._first_failure(me, whole, group).echo
+    assert ended._first_failure(me, whole, group).echo
     crashed = replace(group, exits={0: 139}, errors={})
-    assert node._first_failure(replace(me, group=crashed), whole, crashed).software, "restarted as often as --max-restarts allows"
-    assert not node._first_failure(me, whole, replace(crashed, joined=frozenset({0}))).software, "moved"
-    assert not node._first_failure(me, whole, replace(crashed, exits={0: 137})).software
+    assert ended._first_failure(replace(me, group=crashed), whole, crashed).software, "restarted as often as --max-restarts allows"
+    assert not ended._first_failure(me, whole, replace(crashed, joined=frozenset({0}))).software, "moved"
+    assert not ended._first_failure(me, whole, replace(crashed, exits={0: 137})).software
     both = replace(group, pids=(7, 8), exits={1: 1, 0: 2}, errors={1: ECHO.text, 0: "exit code 2: ValueError"})
     spec = replace(whole.spec, nproc=2) if whole.spec else None
-    first = node._first_failure(me, replace(whole, spec=spec), both)
+    first = ended._first_failure(me, replace(whole, spec=spec), both)
     assert (first.rank, first.exit_code, first.echo) == (0, 2, False)

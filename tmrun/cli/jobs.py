@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tmrun.cli.runtime_dir import runtime_root
 from tmrun.config import AgentConfig, StoreAccess
 from tmrun.core import codec
 from tmrun.core.errors import NotFoundError, TmrunError, UsageError
@@ -37,20 +38,6 @@ class LocalJob:
     job: str
     pid: int
     access: StoreAccess
-
-
-def runtime_root() -> Path:
-    """Folder of all runtime folders of this user; short, because unix socket paths are limited to ~100 bytes."""
-    return Path(tempfile.gettempdir()) / f"tmrun-{os.getuid()}"
-
-
-def make_runtime_dir(job: str) -> Path:
-    """A fresh private folder for one launch."""
-    root = runtime_root()
-    root.mkdir(mode=0o700, exist_ok=True)
-    if root.stat().st_uid != os.getuid():
-        raise UsageError(f"{root} belongs to somebody else; set TMPDIR to a folder of your own")
-    return Path(tempfile.mkdtemp(prefix=f"{job[:16]}.", dir=root))
 
 
 def announce(folder: Path, record: LocalJob) -> None:

@@ -27,6 +27,7 @@ from tmrun.cli import failed, jobs, own_store, place, switch
 from tmrun.cli.care import Care
 from tmrun.cli.console import Console
 from tmrun.cli.hooks import Wanted
+from tmrun.cli.runtime_dir import make_runtime_dir
 from tmrun.cli.wards import Wards
 from tmrun.config import AgentConfig, NoticeSources, beacon_path
 from tmrun.core import codec, policy, states, transactions
@@ -100,7 +101,7 @@ def launch(wanted: Launch) -> int:
         _listen(wanted.signals, interrupts)
         _listen([n for n in FORWARDED if n not in wanted.signals], forwards)
         marker = uuid.uuid4().hex
-        folder = jobs.make_runtime_dir(wanted.job)
+        folder = make_runtime_dir(wanted.job, stack)
         listener = None if wanted.where.local else stack.enter_context(witness.listen())
         stack.callback(_start_sweeper(marker, folder, listener))
         procs.adopt_orphans()

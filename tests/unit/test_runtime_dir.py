@@ -1,0 +1,31 @@
+"""Runtime folders: a launch keeps its own, and removes those of launches that are no more."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tmrun.cli import runtime_dir
+from tmrun.cli.runtime_dir import make_runtime_dir
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(runtime_dir, "runtime_root", lambda: tmp_path / "root")
+    return tmp_path / "root"
+
+
+def test_only_what_nobody_holds_is_removed(root: Path) -> None:
+    with ExitStack() as lives:
+        held = make_runtime_dir("job", lives)
+        with ExitStack() as killed:
+            left = make_runtime_dir("job", killed)
+            (left / "etcd").mkdir()
+            (left / "etcd" / "data").touch()
+        just_made = root / "job.beginning"
+        just_made.mkdir()
+        with ExitStack() as stack:
+            fresh = make_runtime_dir("job", stack)
+            assert sorted(root.iterdir()) == sorted([held, just_made, fresh])
