@@ -72,6 +72,8 @@ class AgentConfig:
     notices: NoticeSources = NoticeSources()
     witness: str = ""
     """Where others ask whether the launch is gone (``witness``); empty: nowhere."""
+    store_members: int = 0
+    """Of how many etcds the job's store consists, if this host runs one of them; 0: it does not."""
     witness_fd: int = -1
     """The socket behind it, which every process of the launch holds; -1: none."""
 

@@ -74,7 +74,7 @@ def _serve(config: AgentConfig, store: Store) -> int:
     lease = Lease(store, spec.lease_ttl_s, lambda number: inbox.put(LeaseLost(number)), boottime)
     master = MasterStore(config.address, config.master_port)
     member = Member(Host(config.host), Incarnation(life), config.address, os.getpid(), __version__, labels=config.labels)
-    member = replace(member, node_rank=config.node_rank, ports=master.ports, witness=config.witness)
+    member = replace(member, node_rank=config.node_rank, ports=master.ports, witness=config.witness, store_members=config.store_members)
     logs = Logs(config.output, config.job, config.host, Path(config.runtime_dir), publisher.event, publisher.logs)
     processes = Processes(inbox.put, config.grace_s, () if config.witness_fd < 0 else (config.witness_fd,))
     for number in (signal.SIGUSR1, signal.SIGUSR2):

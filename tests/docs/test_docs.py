@@ -24,7 +24,7 @@ from tmrun.core.model import Host
 
 SOURCES = sorted([*(ROOT / "tmrun").rglob("*.py"), *(ROOT / "agents").rglob("*.py")])
 OTHERS = {
-    "pip", "curl", "export", "eval", "kill", "sbatch", "kubectl", "make", "python", "openssl",
+    "pip", "curl", "export", "eval", "kill", "sbatch", "kubectl", "make", "python", "openssl", "(umask",
 }  # fmt: skip
 """First words of commands that are not tmrun's."""
 

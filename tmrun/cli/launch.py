@@ -291,6 +291,7 @@ class Launcher:
             numa=wanted.numa,
             notices=self._notices(host),
             witness="" if self.listener is None else witness.record(address, self.listener, self.marker),
+            store_members=self.own.hosts,
             witness_fd=-1 if self.listener is None else self.listener.fileno(),
         )
         path = self.folder / f"{host}.json"

@@ -65,6 +65,8 @@ class OwnStore:
 
     access: StoreAccess
     members: list[EmbeddedEtcd] = field(default_factory=list)
+    hosts: int = 0
+    """How many hosts run the store, if this one is one of them and others are elsewhere; 0 else."""
     clock: Callable[[], float] = time.monotonic
     _ends: list[float] = field(default_factory=list)
 
@@ -98,6 +100,8 @@ def provide(choice: Choice, folder: Path, stack: ExitStack, interrupts: queue.Si
         if place.is_local(host):
             own.members += _run_member(choice, index, urls[index], host, port, folder, stack, tls)
     _wait(urls, tls, interrupts, timeout_s)
+    if own.members and not any(place.is_loopback(host) for host, _ in choice.endpoints):
+        own.hosts = len(choice.endpoints)
     return own
 
 

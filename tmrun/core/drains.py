@@ -5,7 +5,7 @@ May not know: failures.
 
 from __future__ import annotations
 
-from tmrun.core import attempts, planner, transactions
+from tmrun.core import attempts, planner, storehosts, transactions
 from tmrun.core.decision import Decision, Timers
 from tmrun.core.membership import Job
 from tmrun.core.model import Host, Kind, Operation, OpState, RankMap, Seat, Spec, Verb
@@ -29,7 +29,8 @@ def _finish(job: Job, op: Operation, timers: Timers, now: float) -> Decision:
     busy = [h for h in op.hosts if job.runs_on(h) or _may_still_run(job, h, timers, now)]
     if busy:
         return Decision(None, f"waiting for the processes of {', '.join(busy)} to end")
-    detail = f"{', '.join(op.hosts)} {'drained' if op.verb is Verb.DRAIN else 'replaced'} (safe to power off)"
+    what = storehosts.warning(job, op.hosts) or "safe to power off"
+    detail = f"{', '.join(op.hosts)} {'drained' if op.verb is Verb.DRAIN else 'replaced'} ({what})"
     return Decision(transactions.finish_op(job, op, OpState.DONE, detail), detail, detail)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tmrun.core import placement, planner
+from tmrun.core import placement, planner, storehosts
 from tmrun.core.membership import Job
 from tmrun.core.model import Admin, Host, Kind, Move
 from tmrun.core.plural import many
@@ -97,6 +97,9 @@ def _shortage(job: Job, asked: Job, slots: Sequence[int], moves: Sequence[Move],
 def _notes(job: Job, hosts: Sequence[Host], slots: Sequence[int], first: Sequence[int]) -> list[str]:
     assert job.map is not None
     notes = [f"{h} holds no ranks: it is free at once" for h in hosts if job.map.slot_of_host(h) is None]
+    warning = storehosts.warning(job, hosts)
+    if warning:
+        notes.append(warning)
     if job.open_migration:
         notes.append(f"migration {job.open_migration.id} is going on and is finished first")
     if first:

@@ -260,6 +260,8 @@ class Member:
     """Where its agent serves a TCPStore when it has slot 0: one port a restart, in turn."""
     witness: str = ""
     """Who can confirm its death, asked when connections break; empty: nobody."""
+    store_members: int = 0
+    """Of how many etcds the job's store consists, if this host runs one of them; 0: it does not."""
 
     @property
     def seat(self) -> Seat:
