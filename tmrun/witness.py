@@ -3,7 +3,7 @@
     the last word    the launcher's sweeper outlives it by a moment, kills what it left, then answers with the launch's marker, which nobody
                      else on the network knows and whose digest is in the record
     a closed port    launcher, sweeper, agents and workers all hold the one listening socket, so the kernel refuses a connection only after
-                     the last of them has ended, however it ended
+                     the last of them has ended, however it ended; believed by who has reached that port before (``reached``)
 
 Silence (no route, no answer, a wrong word, a host without power) proves nothing. Who lies is a firewall that starts to *refuse* connections
 for a host that lives; those that drop packets or call the host unreachable do not.
@@ -21,6 +21,8 @@ from enum import Enum
 TIMEOUT_S = 0.3
 LINGER_S = 15.0
 _MAX_WORD = 64
+_BACKLOG = 1024
+"""Nobody takes connections while the launch lives."""
 
 
 class Proof(str, Enum):
@@ -34,8 +36,8 @@ class Proof(str, Enum):
 def listen() -> socket.socket:
     """Where the sweeper will answer: any address of this machine, a port of its own. Raises OSError."""
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
-    return socket.create_server(("", 0), backlog=128)
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
 def record(address: str, listener: socket.socket, marker: str) -> str:
@@ -71,6 +73,16 @@ def ask(witness: str) -> Proof:
         return Proof.NONE
     found = {_ask(family, place, digest) for family, _, _, _, place in places}
     return Proof.WORD if Proof.WORD in found else Proof.CLOSED if found == {Proof.CLOSED} else Proof.NONE
+
+
+def reached(witness: str) -> bool:
+    """Whether the port can be reached from here; until it was, that it is closed says nothing."""
+    address, _, port = witness.rpartition("/")[0].rpartition(":")
+    try:
+        with socket.create_connection((address, int(port)), timeout=TIMEOUT_S):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _ask(family: int, place: tuple[object, ...], digest: str) -> Proof:

@@ -10,6 +10,7 @@ import queue
 import signal
 import sys
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tmrun import __version__, procs
 from tmrun.beacon import Beacon
 from tmrun.config import AgentConfig, beacon_path
 from tmrun.core import codec, node, watchdog
-from tmrun.core.errors import TmrunError
+from tmrun.core.errors import StoreError, TmrunError
 from tmrun.core.keys import Keys
 from tmrun.core.model import Host, Incarnation, Member, Spec
 from tmrun.store.access import open_store
@@ -84,7 +85,7 @@ def _serve(config: AgentConfig, store: Store) -> int:
     beacon = Beacon.attach(str(shown) if shown.exists() else None)  # a launcher of another kind may not look at it
     health = Health(Path(config.runtime_dir), config.host, watchdog.limits(spec.hang_timeout), inbox.put)
 
-    file_timers = timers.from_environment(Path(config.runtime_dir) / f"{config.host}.timers", processes.signal_one)
+    file_timers = timers.from_environment(Path(config.runtime_dir) / f"{config.host}.timers", processes.signal_one, health.waits)
 
     try:
         granted = lease.acquire()
@@ -124,7 +125,8 @@ def _serve(config: AgentConfig, store: Store) -> int:
         server.close()
         metrics.close()
         publisher.close()
-        lease.release()
+        with suppress(StoreError):  # it runs out by itself
+            lease.release()
 
 
 if __name__ == "__main__":

@@ -101,6 +101,11 @@ class Health:
         with self._lock:
             return bool(self._workers) and all(w.beacon.get("place") == Place.PARKED or w.beacon.get("cut") for w in self._workers)
 
+    def waits(self, pid: int) -> bool:
+        """Whether this worker waits for a decision."""
+        with self._lock:
+            return any(w.pid == pid and w.beacon.get("place") == Place.PARKED for w in self._workers)
+
     def step_of(self, pid: int) -> int:
         """The step that this worker began last, -1 if it never did."""
         with self._lock:

@@ -11,6 +11,7 @@ May not know: what follows from a notice.
 
 from __future__ import annotations
 
+import http.client
 import json
 import shlex
 import ssl
@@ -151,7 +152,7 @@ class Notices:
         for number, source in enumerate(self.sources):
             try:
                 reason = source()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 if number not in self._failing:
                     self.tell(f"a source of preemption notices fails: {error}")
                 self._failing.add(number)

@@ -14,7 +14,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _ENV_ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
@@ -53,21 +53,24 @@ def expired(timers: Mapping[tuple[int, str], Request], now: float) -> dict[int, 
     return {timer.pid: timer for timer in late}
 
 
-def from_environment(path: Path, end: Callable[[int, int, str], None]) -> FileTimers | None:
+def from_environment(path: Path, end: Callable[[int, int, str], None], parked: Callable[[int], bool]) -> FileTimers | None:
     """Begin to listen, if the user asks for that. Raises OSError."""
     if os.environ.get(_ENV_ENABLE) != "1":
         return None
-    found = FileTimers(path, end)
+    found = FileTimers(path, end, parked)
     found.start()
     return found
 
 
 @dataclass
 class FileTimers:
-    """``end``: sends a worker of this node a signal, for a reason; called from a thread."""
+    """``end``: sends a worker of this node a signal, for a reason; ``parked``: whether it waits for a decision of ours, which no timer
+    counts. Both are called from a thread."""
 
     path: Path
     end: Callable[[int, int, str], None]
+    parked: Callable[[int], bool]
+    _looked: float = 0.0
     _timers: dict[tuple[int, str], Request] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -87,6 +90,8 @@ class FileTimers:
             self._enforce(time.time())
 
     def _enforce(self, now: float) -> None:
+        waited, self._looked = now - (self._looked or now), now
+        self._timers = {k: replace(t, expires=t.expires + waited) if self.parked(t.pid) else t for k, t in self._timers.items()}
         for pid, timer in expired(self._timers, now).items():
             self._timers = {key: t for key, t in self._timers.items() if t.pid != pid}
             self.end(pid, timer.signal, f"its timer {timer.scope!r} ran out {now - timer.expires:.1f} s ago")

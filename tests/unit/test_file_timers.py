@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -39,16 +40,19 @@ def test_what_is_no_request(line: str) -> None:
 
 def test_torchs_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: queue.Queue[tuple[int, int, str]] = queue.Queue()
-    path = tmp_path / "pipe"
+    path, waits = tmp_path / "pipe", {os.getpid()}
     path.touch()  # left by an agent that was killed
-    assert from_environment(path, lambda *end: ended.put(end)) is None, "nobody asked for it"
+    assert from_environment(path, lambda *end: ended.put(end), waits.__contains__) is None, "nobody asked for it"
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
-    timers = from_environment(path, lambda *end: ended.put(end))
+    timers = from_environment(path, lambda *end: ended.put(end), waits.__contains__)
     assert isinstance(timers, FileTimers)
     client = FileTimerClient(str(path), signal.SIGTERM)
-    client.acquire("left in time", 1.0)
+    client.acquire("left in time", time.time() + 1)
     client.release("left in time")
-    client.acquire("backward", 2.0)
+    client.acquire("backward", time.time() + 1)
+    with pytest.raises(queue.Empty):
+        ended.get(timeout=3)  # a worker that tmrun lets wait has no less time for it
+    waits.clear()
     pid, number, why = ended.get(timeout=60)
     assert (pid, number) == (os.getpid(), signal.SIGTERM)
     assert why.startswith("its timer 'backward' ran out")

@@ -78,8 +78,10 @@ def ends(job: Job, waited_s: float = 0.0) -> tuple[int, str] | None:
 
 def test_a_loop_left_alone_ends_the_job_and_only_then(job: Job) -> None:
     assert job.map is not None and job.spec is not None
-    stuck = stalled(job, uniform(job))
+    may_restart = stalled(job, uniform(job))
+    stuck = replace(may_restart, spec=replace(job.spec, max_restarts=0))
     last = len(job.map.seats) - 1
+    assert ends(left(may_restart, (last,), 8)) is None, "as often as --max-restarts allows: it is the program's own error"
     code, why = ends(left(stuck, (last,), 8)) or (0, "")
     assert (code, "left the loop after step 8" in why, "the same number of steps" in why) == (1, True, True)
     assert ends(left(stuck, (last,), 9)) is None, "it has done all that the others are in"
@@ -93,7 +95,9 @@ def test_who_lost_a_connection_to_a_loop_that_is_over_is_told_so(job: Job) -> No
     assert job.map is not None
     first = job.map.seats[0]
     doubt = Doubt(first.host, first.incarnation, job.epoch, "a worker lost a connection in step 9 (closed)")
-    waiting = left(replace(job, doubts={first.host: doubt}), (len(job.map.seats) - 1,), 8)
+    assert job.spec is not None
+    job = replace(job, doubts={first.host: doubt}, spec=replace(job.spec, max_restarts=0))
+    waiting = left(job, (1,), 8)
     assert ends(waiting) is None, "these may end, too"
     code, why = ends(waiting, 3600.0) or (0, "")
     assert (code, "left the loop while others train" in why) == (1, True)

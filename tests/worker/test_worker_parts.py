@@ -597,6 +597,11 @@ def test_misuse() -> None:
     (first, *_) = (step for step in [next(run.steps(1))])
     with pytest.raises(WorkerError, match="begins inside step 0"), first, first:
         pass
+    (again, *_) = (step for step in [next(api.Run(api.Plain()).steps(1))])
+    with again:
+        pass
+    with pytest.raises(WorkerError, match="step 0 is entered twice"), again:
+        pass
     with pytest.raises(ValueError, match="the user's own"), next(api.Run(api.Plain()).steps(1)) as step:
         raise ValueError("the user's own")
     assert not step.committed

@@ -9,13 +9,15 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 from tmrun.core.errors import UsageError
 
-_LOCK = ".lock"
+_LOCK = f".lock-{socket.gethostname()}"
+"""Only of this host: a lock may be unknown to others that share the folder."""
 
 
 def runtime_root() -> Path:
@@ -34,7 +36,10 @@ def make_runtime_dir(job: str, stack: ExitStack) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"{job[:16]}.", dir=root))
     draft = folder / f"{_LOCK}.new"
     lock = stack.enter_context(draft.open("w"))
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:
+        return folder  # no locks here: nobody will remove it but its sweeper
     draft.rename(folder / _LOCK)  # nobody sees it before it is held
     return folder
 

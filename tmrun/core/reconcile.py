@@ -60,6 +60,8 @@ def reconcile(node: Node, job: Job) -> Effect | None:
         return Kill(frozen)
     if group.purpose is Purpose.ACTIVE and group.generation < job.map.generation:
         return Kill(f"restart as generation {job.map.generation}", gently=not group.joined)
+    if group.purpose is Purpose.STANDBY and group.generation < job.map.generation and job.map.slot_of(node.me) is None:
+        return Kill(f"the job began anew as generation {job.map.generation}, perhaps from a checkpoint: rehearse again")
     if group.purpose is Purpose.STANDBY and _seated_unprepared(node, job, group, job.map):
         return Kill(f"epoch {job.map.epoch} gives this node ranks that these workers are not prepared for")
     return living.reconcile(node, job, group, job.map)

@@ -38,7 +38,7 @@ def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: flo
     """Ranks have ended well, or their loop has, and others are in the middle of a step: no migration can make them run the same loop."""
     found = hang.finding(job)
     if found is not None and found.blame is watchdog.Blame.PROGRAM and spec.hang_action == "replace":
-        return ending(job, JobState.FAILED, 1, f"{found.why}: {SAME_NUMBER}")
+        return restarts.restart(job, f"{found.why}: {SAME_NUMBER}", 1, program=True)
     seats = {s.host: i for i, s in enumerate(current.seats)}
     waiting = [d for d in _doubts(job) if seats.get(d.host, -1) not in job.done]
     ended = {*(rank for i in job.done for rank in spec.ranks(i)), *(rank for d in waiting for rank in d.ended)}
@@ -49,7 +49,7 @@ def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: flo
     reason = f"{ranks_named(over)} {how} while others train: {SAME_NUMBER} ({waiting[0].host}: {waiting[0].text})"
     if timers.since(f"doubt {job.epoch}", now) < DOUBT_SHARE * spec.lease_ttl_s:
         return Decision(None, f"{reason}; waiting whether these end, too")
-    return ending(job, JobState.FAILED, 1, reason)
+    return ending(job, JobState.FAILED, 1, reason) if ended else restarts.restart(job, reason, 1, program=True)
 
 
 def _unexplained(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | None:

@@ -109,6 +109,7 @@ class Plain:
         """Only the checks."""
         if self._open is not None:
             raise WorkerError(f"step {int(step)} begins inside step {int(self._open)}; leave the with block first")
+        check_first(self._entered, int(step))
         self._open = step
         self._entered = True
 
@@ -117,6 +118,12 @@ class Plain:
         self._open = None
         step.committed = error is None
         return False
+
+
+def check_first(entered: bool, number: int) -> None:
+    """One block a step. Raises WorkerError."""
+    if entered:
+        raise WorkerError(f"step {number} is entered twice: one `with step:` block a step, or a redo would do the first one again")
 
 
 def check_entered(entered: bool, number: int) -> None:

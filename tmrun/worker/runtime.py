@@ -63,7 +63,7 @@ from tmrun.worker import (
     suspects,
     vote,
 )
-from tmrun.worker.api import Step, check_entered
+from tmrun.worker.api import Step, check_entered, check_first
 from tmrun.worker.board import Pending
 from tmrun.worker.comm import Making
 from tmrun.worker.comm_gloo import BUILD_TIMEOUT
@@ -112,6 +112,8 @@ class Runtime:
         self._stop: stayer.Stop | None = None
         self._late: Pending | None = None
         self._left_early = False
+        self._raised = False
+        """The script's own error leaves the loop: the end of this process tells of it."""
 
     # -- life -----------------------------------------------------------------------------------------------------------------------
     @property
@@ -259,7 +261,7 @@ class Runtime:
             raise
         finally:
             self._process.phase = Phase.DONE
-            self._process.pulse.at(Place.DONE)
+            self._process.pulse.at(Place.BETWEEN if self._raised else Place.DONE)
         self._process.link.send(wire.Finished(total))
 
     def _one(self, number: int) -> Iterator[Step]:
@@ -298,6 +300,7 @@ class Runtime:
         """A step's block is entered."""
         if self._open is not None:
             raise WorkerError(f"step {int(step)} begins inside step {self._open.number}; leave the with block first")
+        check_first(self._entered, int(step))
         self._entered, self._next = True, int(step) + 1
         self._open = _InStep(int(step), None if self.sandboxed else self._process.state.snapshot())
         self._process.live.arm(True)
@@ -328,6 +331,7 @@ class Runtime:
             self._process.live.arm(False)
             if not self.sandboxed:
                 self._process.pulse.at(Place.BETWEEN)
+        self._raised = error is not None and not handled
         step.committed = current.voted and error is None
         if step.committed and current.late is None:
             self._count(current.number)
