@@ -65,8 +65,7 @@ def testify(listener: socket.socket, marker: str, seconds: float = LINGER_S) -> 
 
 def ask(witness: str) -> Proof:
     """Whether all processes of that launch are gone."""
-    where, _, digest = witness.rpartition("/")
-    address, _, port = where.rpartition(":")
+    address, port, digest = _parts(witness)
     try:
         places = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -77,12 +76,18 @@ def ask(witness: str) -> Proof:
 
 def reached(witness: str) -> bool:
     """Whether the port can be reached from here; until it was, that it is closed says nothing."""
-    address, _, port = witness.rpartition("/")[0].rpartition(":")
+    address, port, _ = _parts(witness)
     try:
         with socket.create_connection((address, int(port)), timeout=TIMEOUT_S):
             return True
     except (OSError, ValueError):
         return False
+
+
+def _parts(witness: str) -> tuple[str, str, str]:
+    where, _, digest = witness.rpartition("/")
+    address, _, port = where.rpartition(":")
+    return address, port, digest
 
 
 def _ask(family: int, place: tuple[object, ...], digest: str) -> Proof:

@@ -172,7 +172,7 @@ class Health:
 
 
 def _is_stuck(found: tuple[Evidence, object] | None) -> bool:
-    return found is not None and found[0] not in (Evidence.NONE, Evidence.LEFT)
+    return found is not None and found[0].stuck
 
 
 def _sign(local: int, worker: _Worker, found: tuple[Evidence, float] | None) -> Sign:

@@ -108,7 +108,7 @@ class Lab:
     def agents(self, index: int = 0) -> dict[str, int]:
         """node -> pid of its agent: children of the launcher that run tmrun_agent with a config named after their node."""
         found = {}
-        for pid in children(self.launches[index].pid):
+        for pid in procs.children(self.launches[index].pid):
             argv = command_line(pid).split()
             if "tmrun_agent" in argv:
                 found[Path(argv[-1]).stem] = pid
@@ -116,8 +116,8 @@ class Lab:
 
     def etcds(self, index: int = 0) -> list[int]:
         """Pids of the embedded etcds, the children of their guards."""
-        guards = [p for p in children(self.launches[index].pid) if "guard.py" in command_line(p)]
-        return [pid for guard in guards for pid in children(guard)]
+        guards = [p for p in procs.children(self.launches[index].pid) if "guard.py" in command_line(p)]
+        return [pid for guard in guards for pid in procs.children(guard)]
 
     def trains(self, steps: int = 3) -> dict[str, Any]:
         """Until the workers have done so many steps (more); the status."""
@@ -172,11 +172,6 @@ class Lab:
                 launch.send_signal(signal.SIGKILL)
                 launch.wait()
         procs.sweep(self.marker, "TEST_LAB")
-
-
-def children(pid: int) -> list[int]:
-    """Pids of the direct children."""
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def command_line(pid: int) -> str:

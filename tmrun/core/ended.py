@@ -8,21 +8,8 @@ from __future__ import annotations
 from tmrun.core import policy, transactions
 from tmrun.core.failure import is_echo
 from tmrun.core.membership import Job
-from tmrun.core.model import (
-    Cause,
-    Done,
-    Trouble,
-)
-from tmrun.core.node import (
-    Effect,
-    Forgotten,
-    Group,
-    Kill,
-    Node,
-    Note,
-    Purpose,
-    submit,
-)
+from tmrun.core.model import Cause, Done, Trouble
+from tmrun.core.node import Effect, Forgotten, Group, Kill, Node, Note, Purpose, submit
 
 KILLED = 137
 """128 + SIGKILL."""

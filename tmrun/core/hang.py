@@ -15,7 +15,7 @@ from tmrun.core.watchdog import Blame, Finding, Place
 def finding(job: Job) -> Finding | None:
     """What the reports of the newest epoch say together; None: there are none, but of loops that are over."""
     signs = _signs(job)
-    if job.spec is None or all(s.evidence in (Evidence.NONE, Evidence.LEFT) for s in signs):
+    if job.spec is None or not any(s.evidence.stuck for s in signs):
         return None
     return watchdog.culprits(signs, job.spec.world)
 

@@ -9,19 +9,8 @@ from dataclasses import replace
 
 from tmrun.core import transactions
 from tmrun.core.membership import Job, natural
-from tmrun.core.model import (
-    RankMap,
-    Run,
-    Spec,
-    Trouble,
-)
-from tmrun.core.node import (
-    Effect,
-    Node,
-    Purpose,
-    Spawn,
-    submit,
-)
+from tmrun.core.model import RankMap, Run, Spec, Trouble
+from tmrun.core.node import Effect, Node, Purpose, Spawn, submit
 
 MAX_STANDBY_FAILURES = 3
 """Rehearsals that may fail in a row before the node is no standby any more."""

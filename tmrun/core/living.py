@@ -10,30 +10,8 @@ from dataclasses import replace
 from tmrun.core import admission, transactions
 from tmrun.core import migration as judging
 from tmrun.core.membership import Job
-from tmrun.core.model import (
-    Doubt,
-    Host,
-    Incarnation,
-    Kind,
-    Machine,
-    Migration,
-    Phase,
-    RankMap,
-    Run,
-    Seat,
-    Vote,
-)
-from tmrun.core.node import (
-    Abort,
-    Commit,
-    Effect,
-    Group,
-    Kill,
-    Node,
-    Prepare,
-    Purpose,
-    submit,
-)
+from tmrun.core.model import Doubt, Host, Incarnation, Kind, Machine, Migration, Phase, RankMap, Run, Seat, Vote
+from tmrun.core.node import Abort, Commit, Effect, Group, Kill, Node, Prepare, Purpose, submit
 
 
 def reconcile(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:

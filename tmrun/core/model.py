@@ -119,6 +119,11 @@ class Evidence(str, Enum):
     LEFT = "left"
     """Its loop is over, so it takes part in no step any more. Only of weight while others are in a later step."""
 
+    @property
+    def stuck(self) -> bool:
+        """Whether it says by itself that the worker should move and does not."""
+        return self not in (Evidence.NONE, Evidence.LEFT)
+
 
 @dataclass(frozen=True, slots=True)
 class Sign:

@@ -13,21 +13,8 @@ from __future__ import annotations
 
 from tmrun.core import ended, idle, living
 from tmrun.core.membership import Job
-from tmrun.core.model import (
-    End,
-    Evidence,
-    JobState,
-    RankMap,
-)
-from tmrun.core.node import (
-    SIGTERM,
-    Effect,
-    Group,
-    Kill,
-    Node,
-    Purpose,
-    Quit,
-)
+from tmrun.core.model import End, Evidence, JobState, RankMap
+from tmrun.core.node import SIGTERM, Effect, Group, Kill, Node, Purpose, Quit
 
 
 def concerns(node: Node, job: Job) -> frozenset[int]:
