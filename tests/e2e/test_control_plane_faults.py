@@ -101,8 +101,7 @@ def test_a_slow_store_is_told_until_it_is_quick_again(lab: Lab) -> None:
     dragging.start()
     try:
         wait_for("it is told", lambda: any(re.search(r"answers take up to \d\.\d\d s at node0", text) for text in slow()))
-        seen = lab.cli("status").stdout
-        assert "STORE_SLOW" in seen and "tmrun doctor" in seen, seen
+        wait_for("a person is told", lambda: re.search("STORE_SLOW.*tmrun doctor", lab.cli("status").stdout))
     finally:
         quick.set()
         dragging.join()
