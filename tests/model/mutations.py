@@ -15,7 +15,7 @@ from tmrun.core import migration as judging
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
 from tmrun.core.model import Kind, Seat
-from tmrun.core.txn import Guard, Txn
+from tmrun.core.txn import Delete, Guard, Txn
 
 KEYS = Keys("job")
 Mutation = Callable[[], Any]
@@ -37,6 +37,17 @@ def without(name: str, *keys: str) -> Mutation:
             yield
 
     return mutate
+
+
+def keeping(name: str, *keys: str) -> Mutation:
+    """Transaction ``name`` deletes nothing at keys that contain one of ``keys``."""
+    original: Callable[..., Txn] = getattr(transactions, name)
+
+    def kept(*args: Any, **kwargs: Any) -> Txn:
+        txn = original(*args, **kwargs)
+        return replace(txn, ops=tuple(o for o in txn.ops if not (isinstance(o, Delete) and KEYS.parse(o.key)[0] in keys)))
+
+    return instead(transactions, name, kept)
 
 
 def _on(guard: Guard, keys: tuple[str, ...]) -> bool:
@@ -134,6 +145,7 @@ MUTATIONS: dict[str, Mutation] = {
     "finish_op: as read": without("finish_op", "op", "admin"),
     "withdraw_drain: head unchanged": without("withdraw_drain", "head"),
     "register: nobody of that name": without("register", "member"),
+    "register: who lives is not buried": keeping("register", "obituary"),
     "update_member: it is mine": without("update_member", "member"),
     "map: the incarnation counts": instead(Job, "alive", _alive_whoever),
     "coordinator: waits for a cut-off host's fence": _eager_commit(),

@@ -476,6 +476,14 @@ def cut_off_while_its_steps_go_on(world: World) -> None:
     assert world.job().epoch == 2
 
 
+def cut_off_after_it_was_buried_by_mistake(world: World) -> None:
+    """It has registered since, so nobody knows any more that it is dead: the fence has to be waited for."""
+    world.bury(_holder(world, 1).host)
+    world.run()
+    world.agents[_holder(world, 1).host].store.partitioned = True
+    _until(world, lambda job: job.epoch == 3)
+
+
 def heard_of_half_a_commit(world: World) -> None:
     """A failed node takes its own slot again. It hears that its trouble is settled, and not yet of the map that settled it."""
     holder = _holder(world, 1)
@@ -503,7 +511,7 @@ CASES: dict[str, Case] = {
         claimed_without_being_a_member, switched_after_another_took_over, released_after_another_took_over, trouble_while_it_runs,
         trouble_of_an_older_map, trouble_without_being_a_member, finished_after_it_was_cancelled, cancelled_after_the_commit,
         registered_over_another_life, updated_by_another_life, committed_after_its_leaver_died, restarted, back_before_the_commit,
-        slow_after_a_new_lease, cut_off_while_its_steps_go_on,
+        slow_after_a_new_lease, cut_off_while_its_steps_go_on, cut_off_after_it_was_buried_by_mistake,
         committed_after_the_slot_was_claimed_again, claimed_and_given_away,
         heard_of_half_a_commit, committed_when_the_holder_is_back, restarted_when_a_holder_is_back, lease_dropped_during_the_handover,
     )

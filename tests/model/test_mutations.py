@@ -70,6 +70,7 @@ STALE = [
     ("finish_op: as read", "finished_after_it_was_cancelled", "12"),
     ("withdraw_drain: head unchanged", "cancelled_after_the_commit", "12"),
     ("register: nobody of that name", "registered_over_another_life", "1"),
+    ("register: who lives is not buried", "cut_off_after_it_was_buried_by_mistake", "1"),
     ("update_member: it is mine", "updated_by_another_life", "10"),
     ("map: the incarnation counts", "restarted", "7"),
     ("judge: a failed node is back", "back_before_the_commit", "1"),

@@ -38,6 +38,7 @@ from tmrun.core.model import (
 )
 from tmrun.core.states import known_hosts, node_state
 from tmrun.core.txn import KeyValue, Put
+from tmrun.store.memory import MemoryWorld
 
 KEYS = Keys("job")
 SPEC = Spec(2, 2, 1, ("train.py",))
@@ -192,6 +193,15 @@ def test_a_node_that_fell_silent_is_suspect_until_somebody_knows() -> None:
     assert node_state(running(hosts=silent), Host("b"))[0] is NodeState.SUSPECT
     note = (KEYS.obituary("b"), Obituary(Host("b"), seat("b").incarnation))
     assert node_state(running(note, hosts=silent), Host("b"))[0] is NodeState.DOWN
+
+
+def test_who_registers_again_is_not_dead_and_no_later_loss_is_believed_because_of_an_old_word() -> None:
+    store, silent = MemoryWorld().client(), ("a", "s")
+    for key, value in ((KEYS.obituary("b"), Obituary(Host("b"), seat("b").incarnation)), (KEYS.spec, SPEC)):
+        store.put(key, encode(value))
+    assert store.commit(transactions.register(Job(KEYS), member("b"), store.grant(10))).succeeded
+    left = [(kv.key, decode(Obituary, kv.value)) for kv in store.list(KEYS.node("b")).entries if kv.key == KEYS.obituary("b")]
+    assert node_state(running(*left, hosts=silent), Host("b"))[0] is NodeState.SUSPECT
 
 
 def test_before_the_first_map_everybody_joins() -> None:

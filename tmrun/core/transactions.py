@@ -105,8 +105,12 @@ def clear(job: Job) -> Txn:
 
 
 def register(job: Job, member: Member, lease: int) -> Txn:
-    """Join as this incarnation. Refused while another registration of the host lives."""
-    return Txn((Absent(job.keys.member(member.host)),), (Put(job.keys.member(member.host), encode(member), lease),), "register")
+    """Join as this incarnation. Refused while another registration of the host lives.
+
+    Who said that the host was dead was wrong, or is answered by a newer life: a later loss must not be believed because of that.
+    """
+    key = job.keys.member(member.host)
+    return Txn((Absent(key),), (Put(key, encode(member), lease), Delete(job.keys.obituary(member.host))), "register")
 
 
 def update_member(job: Job, member: Member, lease: int) -> Txn:
