@@ -14,10 +14,12 @@ from typing import Any
 
 from tmrun.core.failure import is_echo
 from tmrun.core.model import Failure, Host
+from tmrun.core.node import Exited
 from tmrun.core.policy import EXIT_DISK
 from tmrun_agent.logs import WorkerOutput
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +38,31 @@ class Death:
     tail: tuple[str, ...] = ()
     log: str = ""
     hint: str = ""
+    out_of_memory: bool = False
+    """The kernel says that it ended processes of ours for memory."""
 
 
-def examine(pid: int, local_rank: int, code: int, why: str, output: WorkerOutput, kills_before: int) -> Death:
+def examine(pid: int, local_rank: int, code: int, why: str, output: WorkerOutput, kills_before: int | None) -> Death:
     """``code`` as Popen gives it (negative for a signal), ``why`` its agent ended it, if it did that to this one alone; ``kills_before``:
     ``oom_kills()`` when the worker started."""
     now = time.time()
     if code == 0:
         return Death(pid, local_rank, 0, now)
     shell_code = code if code >= 0 else 128 - code
-    hint = "" if why else memory_hint(shell_code, oom_kills() - kills_before) or disk_hint(shell_code)
+    kills = _more(kills_before, oom_kills())
+    hint = "" if why else memory_hint(shell_code, kills) or disk_hint(shell_code)
     message, stack, when = read_error(output.error_file)
     how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
     what = "; ".join(x for x in (hint, message) if x) if shell_code == EXIT_DISK else why or hint or message
     summary = f"{how}: {what}" if what else how
     name = signal_name(-code) if code < 0 else ""
-    return Death(pid, local_rank, shell_code, when or now, name, summary, message, stack, output.tail(), output.folder, hint)
+    no_memory = not why and shell_code == _KILLED and bool(kills)
+    return Death(pid, local_rank, shell_code, when or now, name, summary, message, stack, output.tail(), output.folder, hint, no_memory)
+
+
+def exited(death: Death, step: int) -> Exited:
+    """As the node's rules are told of it; ``step``: in which it was, -1: nobody knows."""
+    return Exited(death.pid, death.code, death.summary, step, death.out_of_memory)
 
 
 def failure(death: Death, host: Host, slot: int, rank: int, restarts: int) -> Failure:
@@ -86,13 +97,16 @@ def read_error(path: str) -> tuple[str, str, float]:
     return str(message.get("message", "")).partition("\n")[0], str(extra.get("py_callstack", "")), when
 
 
-def memory_hint(code: int, kills: int) -> str:
-    """Why a SIGKILL that nobody of ours sent may have come. ``kills``: by the kernel in our cgroup, since the worker started."""
-    if code != 128 + signal.SIGKILL:
+def memory_hint(code: int, kills: int | None) -> str:
+    """Why a SIGKILL that nobody of ours sent may have come. ``kills``: by the kernel in our cgroup, since the worker started; None: it is
+    not told."""
+    if code != _KILLED:
         return ""
+    if kills is None:
+        return "perhaps out of memory; `dmesg` on this host knows"
     if kills > 0:
         return "out of memory, says this host's cgroup; give the job more memory, or less to each worker"
-    return "perhaps out of memory; `dmesg` on this host knows"
+    return "not by the kernel for memory, says this host's cgroup; somebody sent it"
 
 
 def disk_hint(code: int) -> str:
@@ -100,12 +114,16 @@ def disk_hint(code: int) -> str:
     return "a disk of this host is full or fails" if code == EXIT_DISK else ""
 
 
-def oom_kills(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """How many processes the kernel has killed for memory in our cgroup (v2 or v1), or in the container's; 0 where it is not told."""
+def _more(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else now - before
+
+
+def oom_kills(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """How many processes the kernel has killed for memory in our cgroup (v2 or v1), or in the container's; None where it is not told."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
-        return 0
+        return None
     for _, controllers, path in lines:
         files = {"": ("", "memory.events"), "memory": ("memory", "memory.oom_control")}.get(controllers)
         if files is None:
@@ -114,7 +132,7 @@ def oom_kills(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup"
             count = _counted(folder / files[1])
             if count is not None:
                 return count
-    return 0
+    return None
 
 
 def _counted(path: Path) -> int | None:

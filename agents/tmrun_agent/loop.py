@@ -191,7 +191,7 @@ class Agent:
         if death.code and group is not None and spec is not None and death.pid in group.pids and not group.killed:
             rank = spec.ranks(group.slot)[death.local_rank]
             self.publisher.failure(autopsy.failure(death, self.member.host, group.slot, rank, self.job().restarts))
-        self._observe(core.Exited(death.pid, death.code, death.summary, self.health.step_of(death.pid), bool(death.hint)))
+        self._observe(autopsy.exited(death, self.health.step_of(death.pid)))
 
     def _observe(self, fact: core.Fact) -> None:
         self.node = core.observe(self.node, fact)

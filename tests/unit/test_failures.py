@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import threading
 import time
 from datetime import timedelta
@@ -18,7 +19,8 @@ from torch.distributed import TCPStore
 
 from tmrun.cli import failed
 from tmrun.core.failure import is_echo, root_cause
-from tmrun.core.model import Failure, Host
+from tmrun.core.model import Cause, Failure, Host
+from tmrun.core.policy import cause_of
 from tmrun.core.streams import Output, Streams, prefix
 
 
@@ -86,9 +88,37 @@ def test_kills_for_memory_are_counted(tmp_path: Path, version: int) -> None:
     events.write_text("oom 2\noom_kill 2\n")
     assert autopsy.oom_kills(tmp_path, membership) == 2
     assert "says this host's cgroup" in autopsy.memory_hint(137, 1)
-    assert "dmesg" in autopsy.memory_hint(137, 0)
+    assert "somebody sent it" in autopsy.memory_hint(137, 0)
+    assert "dmesg" in autopsy.memory_hint(137, None)
     assert autopsy.memory_hint(1, 1) == ""
-    assert autopsy.oom_kills(tmp_path, tmp_path / "nothing") == 0
+    assert autopsy.oom_kills(tmp_path, tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why", "counts", "hint"),
+    [
+        (2, 3, "", True, "out of memory, says this host's cgroup"),
+        (2, 2, "", False, "somebody sent it"),
+        (None, None, "", False, "perhaps out of memory"),
+        (2, 3, "its timer ran out", False, ""),
+    ],
+)
+def test_a_kill_is_for_memory_only_when_the_kernel_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None, why: str, counts: bool, hint: str
+) -> None:
+    """A real process and SIGKILL; what the cgroup has counted is given."""
+    monkeypatch.setattr(autopsy, "oom_kills", lambda: after)
+    ours = logs(tmp_path, Output())
+    (output,) = ours.open(0, [""])
+    child = subprocess.Popen(["sleep", "600"])
+    output.started()
+    child.kill()
+    death = autopsy.examine(child.pid, 0, child.wait(), why, output, before)
+    ours.close()
+    fact = autopsy.exited(death, 7)
+    assert (fact.pid, fact.code, fact.step, fact.out_of_memory) == (child.pid, 137, 7, counts)
+    assert (hint in death.hint) if hint else not death.hint
+    assert cause_of(fact.code, out_of_memory=fact.out_of_memory) is (Cause.MEMORY if counts else Cause.KILLED)
 
 
 # -- logs ---------------------------------------------------------------------------------------------------------------------------
