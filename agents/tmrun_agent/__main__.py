@@ -6,7 +6,6 @@ May not know: what an agent decides.
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import sys
 import uuid
@@ -31,7 +30,7 @@ from tmrun_agent.health import Health
 from tmrun_agent.ipc import WorkerServer
 from tmrun_agent.lease import Lease, register
 from tmrun_agent.logs import Logs
-from tmrun_agent.loop import Agent, Item
+from tmrun_agent.loop import Agent, Inbox
 from tmrun_agent.master import MasterStore
 from tmrun_agent.metrics import Metrics
 from tmrun_agent.notices import Notices, sources
@@ -58,14 +57,19 @@ def main(argv: list[str]) -> int:
         store.close()
 
 
-def _serve(config: AgentConfig, store: Store) -> int:
-    keys = Keys(config.job)
-    inbox: queue.Queue[Item] = queue.Queue()
+def heed(inbox: Inbox) -> None:
+    """Signals that ask for the agent's end are told to the loop."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda n, _: inbox.put(Interrupted(n)))
     for number in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # not SIG_IGN, which the workers would inherit
             signal.signal(number, lambda *_: None)  # the launcher decides what Ctrl-C means
+
+
+def _serve(config: AgentConfig, store: Store) -> int:
+    keys = Keys(config.job)
+    inbox = Inbox()
+    heed(inbox)
     launched = store.get(keys.spec)
     assert launched is not None, "the launcher writes the spec before it starts agents"
     spec = codec.decode(Spec, launched.value)

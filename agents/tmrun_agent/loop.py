@@ -55,6 +55,7 @@ MAX_EFFECTS = 100
 OWN_NEWS_S = 0.5
 """The watch usually tells a node what it did itself within milliseconds."""
 Item = StoreMoved | LeaseLost | Fenced | Parked | Interrupted | WorkerSaid | Ended | Noticed | GoesAway
+Inbox = queue.SimpleQueue[Item]
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Agent:
     member: Member
     views: Views
     publisher: Publisher
-    inbox: queue.Queue[Item]
+    inbox: Inbox
     processes: Processes
     server: WorkerServer
     logs: Logs
