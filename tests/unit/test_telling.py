@@ -138,6 +138,9 @@ class _Receiver(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.got.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        if self.path.startswith("/rubbish"):
+            self.wfile.write(b"nonsense\r\n\r\n")
+            return
         self.send_response(500 if self.path.startswith("/broken") else 204)
         self.end_headers()
 
@@ -186,6 +189,8 @@ def test_hooks_that_fail_are_told_once_and_do_not_stop_the_others(receiver: tupl
         (Wanted("/no/such/program"), "event hook cannot be run: No such file or directory"),
         (Wanted(url=f"{url}/broken?token=abc"), "event webhook at 127.0.0.1 answered 500"),
         (Wanted(url="http://127.0.0.1:1/?token=abc"), "event webhook at 127.0.0.1 does not answer: "),
+        (Wanted(url=f"{url}/rubbish?token=abc"), "event webhook at 127.0.0.1 cannot be told: BadStatusLine"),
+        (Wanted(url=f"{url}/a b?token=abc"), "event webhook at 127.0.0.1 cannot be told: InvalidURL"),
     ):
         said: list[str] = []
         hooks = Hooks(wanted, said.append)

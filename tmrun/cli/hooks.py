@@ -6,6 +6,7 @@ input or as the body of a POST. Neither is given the job's secret. May not know:
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import queue
@@ -119,3 +120,5 @@ class Hooks:
             return f"event webhook at {host} answered {error.code}"
         except OSError as error:
             return f"event webhook at {host} does not answer: {getattr(error, 'reason', error)}"
+        except (http.client.HTTPException, ValueError) as error:  # its text may hold the address
+            return f"event webhook at {host} cannot be told: {type(error).__name__}"
