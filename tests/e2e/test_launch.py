@@ -135,6 +135,21 @@ def test_a_host_that_gets_sigterm_leaves_and_the_job_goes_on(lab: Lab, script: P
         assert stayer.wait(DEADLINE_S) == 143
 
 
+def test_the_store_outlives_the_node_of_its_host(lab: Lab, script: Path) -> None:
+    """The agent of the host that runs the store leaves by itself; the others still need the store, also the end of the job."""
+    where = ("--etcd", (place := f"127.0.0.1:{free_port()}"), "--job", "one")
+    common = ("--rdzv-endpoint", place, "--job", "one", "--nnodes", "1", "--standby", "1")
+    lab.launch(*common, "--node-name", "a", "--node-rank", "1", script=script, script_args=("sleep",))
+    wait_for("the store", lambda: "this host runs the store of the job" in lab.output())
+    lab.launch(*common, "--node-name", "b", "--node-rank", "0", script=script, script_args=("sleep",))
+    wait_for("both", lambda: len(lab.status(*where).get("nodes", ())) == 2 and lab.status(*where)["state"] == "running")
+    os.kill(lab.agents()["a"], signal.SIGTERM)
+    wait_for("it stays", lambda: "this host runs the job's store, which b still needs: it stays until the job ends" in lab.output())
+    assert (lab.status(*where)["state"], lab.launches[0].poll()) == ("running", None)
+    assert lab.cli("stop", *where).returncode == 0
+    assert [launch.wait(DEADLINE_S) for launch in lab.launches] == [143, 143]
+
+
 BAD = {
     "no such script": (("nope.py",), 2, "script 'nope.py' does not exist"),
     "no such module is the program's own error": (("-m", "no_such_module_here"), 1, "job failed"),

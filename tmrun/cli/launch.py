@@ -27,6 +27,7 @@ from tmrun.cli import failed, jobs, own_store, place, switch
 from tmrun.cli.care import Care
 from tmrun.cli.console import Console
 from tmrun.cli.hooks import Wanted
+from tmrun.cli.keep import Keep
 from tmrun.cli.runtime_dir import make_runtime_dir
 from tmrun.cli.wards import Wards
 from tmrun.config import AgentConfig, NoticeSources, beacon_path
@@ -176,6 +177,7 @@ class Launcher:
     def __post_init__(self) -> None:
         frozen_s = max(_FROZEN_S, self.wanted.spec.lease_ttl_s * FENCE_SHARE)
         self.wards = Wards(frozen_s, self.marker, ENV_NODE, lambda: self.inbox.put(None), self.console.say)
+        self.keep = Keep(tuple(map(Host, self.wanted.where.hosts)), self.wanted.spec.node_wait_s, self._read, self.console.say)
 
     @property
     def keys(self) -> Keys:
@@ -244,7 +246,7 @@ class Launcher:
         """The exit code if our agents have ended by themselves (the store's host leaves first at the end of a job)."""
         codes = [agent.poll() for agent in self.agents.values()]
         ended = [c for c in codes if c is not None]
-        if len(ended) == len(codes):
+        if len(ended) == len(codes) and not self._returns(ended):
             if any(c < 0 for c in ended) or not ended:
                 raise StoreError(f"the store of job {self.wanted.job} is lost, and agents of this host have died: {error}") from None
             return max(ended)
@@ -253,6 +255,11 @@ class Launcher:
             raise own_store.interrupted(self.interrupts.get())
         self.console.store_is_silent(f"{error.brief}; training goes on while its steps do")
         return None
+
+    def _returns(self, ended: list[int]) -> bool:
+        """The store that is silent is only this host's, which starts it again, and no agent was killed; or others needed it just now."""
+        alone = bool(self.own.members) and self.own.hosts <= 1
+        return self.keep.outlasts or (alone and bool(ended) and all(code >= 0 for code in ended))
 
     def _read(self) -> Job:
         return fold(self.keys, self.store.list(self.keys.ctl).entries)
@@ -324,7 +331,7 @@ class Launcher:
             self._plan_return(host, code)
         for host in self._due():
             self._start(host)
-        if not self.agents and not self._again:
+        if not self.agents and not self._again and not (self.own.members and self.keep.needed()):
             others = self._read().members
             raise TmrunError("the agent of this host ended; the job goes on without it" if others else "all agents of the job have ended")
         return None

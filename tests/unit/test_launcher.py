@@ -1,0 +1,159 @@
+"""A launcher none of whose agents is left: who still needs it. The store is the model, its agent a real process that has ended."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from test_core import KEYS, member, seat
+from tmrun_agent.lease import register
+
+from tmrun.cli import jobs, own_store
+from tmrun.cli.console import Console
+from tmrun.cli.hooks import Wanted
+from tmrun.cli.keep import LOOK_S
+from tmrun.cli.launch import Launch, Launcher, Where
+from tmrun.config import StoreAccess
+from tmrun.core import codec, transactions
+from tmrun.core.errors import StoreError, TmrunError
+from tmrun.core.membership import Job, fold
+from tmrun.core.model import End, JobState, Kind, Leader, Spec, Term
+from tmrun.core.streams import Output
+from tmrun.store.embedded import EmbeddedEtcd
+from tmrun.store.memory import MemoryStore, MemoryWorld
+from tmrun.tui.footer import Footer
+
+SPEC = Spec(1, 1, 1, ("train.py",))
+
+
+class Healthy:
+    """An etcd of ours that runs."""
+
+    def exit_code(self) -> None:
+        return None
+
+
+class Said(Footer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryWorld().client()
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture
+def launcher(store: MemoryStore, said: Said, tmp_path: Path) -> Iterator[Launcher]:
+    """It runs node a, which has left, and the store; node b is in the job too."""
+    store.commit(transactions.create_spec(Job(KEYS), SPEC))
+    register(store, KEYS, member("b"), store.grant(10_000), 10, said.say)
+    own = own_store.OwnStore(StoreAccess("http://a:1"), [cast(EmbeddedEtcd, Healthy())])
+    output: Any = Output()
+    wanted = Launch(
+        KEYS.job, SPEC, Where(0, "a", None), own_store.Choice(), cast(Any, None), 1.0, 1.0, output, (signal.SIGINT, signal.SIGTERM), ""
+    )
+    console = Console(jobs.Connection(store, KEYS), ("a",), Wanted(), said)
+    found = Launcher(wanted, tmp_path, "marker-of-a-test", own, store, queue.SimpleQueue(), queue.SimpleQueue(), console)
+    with subprocess.Popen(["sh", "-c", "exit 143"]) as agent:
+        agent.wait()
+        found.agents["a"] = cast(Any, agent)
+        yield found
+
+
+def look(launcher: Launcher) -> int | None:
+    launcher._look_at = 0.0
+    return launcher._turn()
+
+
+def test_the_store_stays_while_others_are_in_the_job(launcher: Launcher, store: MemoryStore, said: Said) -> None:
+    assert [look(launcher) for _ in range(3)] == [None, None, None]
+    assert [line for line in said.lines if "store" in line] == [
+        "tmrun: this host runs the job's store, which b still needs: it stays until the job ends (Ctrl-C stops the job)"
+    ]
+    store.partitioned = True
+    assert look(launcher) is None, "its own etcd may just be started again"
+    store.partitioned = False
+    end = transactions.end_job(fold(KEYS, store.list(KEYS.ctl).entries), End(JobState.SUCCEEDED, 0, "done"), as_leader=False)
+    assert store.commit(end).succeeded
+    assert look(launcher) == 0
+
+
+def test_its_own_store_is_waited_for_also_before_anybody_could_be_asked(launcher: Launcher, store: MemoryStore) -> None:
+    store.partitioned = True
+    assert look(launcher) is None
+    store.partitioned = False
+    assert look(launcher) is None
+
+
+def test_a_store_that_others_took_with_them_is_not_waited_for_for_ever(launcher: Launcher, store: MemoryStore) -> None:
+    """Two of three hosts have left: nobody answers, and nobody ever will."""
+    now, launcher.own.hosts = [0.0], 3
+    launcher.keep.clock = lambda: now[0]
+    assert look(launcher) is None
+    store.partitioned = True
+    assert look(launcher) is None
+    now[0] += SPEC.node_wait_s
+    with pytest.raises(StoreError, match="lost"):
+        look(launcher)
+
+
+def test_a_signal_still_ends_it_at_once(launcher: Launcher, store: MemoryStore) -> None:
+    assert look(launcher) is None
+    launcher.interrupts.put(signal.SIGTERM)
+    assert look(launcher) == 143
+    end = store.get(KEYS.end)
+    assert end is not None and codec.decode(End, end.value).state is JobState.STOPPED
+
+
+def test_nobody_else_is_left(launcher: Launcher, store: MemoryStore) -> None:
+    now = [0.0]
+    launcher.keep.clock = lambda: now[0]
+    assert look(launcher) is None
+    _leave(store, "b")
+    now[0] += LOOK_S
+    with pytest.raises(TmrunError, match="all agents of the job have ended"):
+        look(launcher)
+
+
+def test_who_holds_ranks_may_come_back(launcher: Launcher, store: MemoryStore) -> None:
+    """The leases of all may run out at once, when the store was away."""
+    now = [0.0]
+    launcher.keep.clock = lambda: now[0]
+    store.put(KEYS.term, codec.encode(Term(1)))
+    store.put(KEYS.leader, codec.encode(Leader(seat("b").host, seat("b").incarnation, 1)))
+    job = fold(KEYS, store.list(KEYS.ctl).entries)
+    assert store.commit(transactions.start(job, (seat("b"),), Kind.INITIAL, "enough nodes")).succeeded
+    _leave(store, "b")
+    assert look(launcher) is None
+    now[0] += SPEC.node_wait_s - 1
+    assert look(launcher) is None
+    now[0] += LOOK_S
+    with pytest.raises(TmrunError, match="all agents of the job have ended"):
+        look(launcher)
+
+
+def test_without_a_store_of_its_own_it_leaves(launcher: Launcher) -> None:
+    launcher.own.members.clear()
+    with pytest.raises(TmrunError, match="the job goes on without it"):
+        look(launcher)
+
+
+def _leave(store: MemoryStore, host: str) -> None:
+    entry = store.get(KEYS.member(host))
+    assert entry is not None
+    store.revoke(entry.lease)
