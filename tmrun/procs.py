@@ -10,6 +10,8 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ENV_MARKER = "TMRUN_MARKER"
@@ -47,6 +49,39 @@ def children(pid: int | None = None) -> set[int]:
         except OSError:
             continue  # the thread ended meanwhile
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the kernel says of a process. ``state``: R running, S sleeping, D in a system call that cannot be interrupted, T or t stopped,
+    Z ended, and not waited for yet; ``born``: in clock ticks since the machine started, so that (pid, born) is never another process."""
+
+    state: str
+    parent: int
+    session: int
+    born: int
+
+    @property
+    def ended(self) -> bool:
+        """It does nothing any more."""
+        return self.state in ("X", "Z")
+
+
+def look(pid: int) -> Seen | None:
+    """None: there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return None
+    return Seen(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def lineage(pid: int) -> Iterator[int]:
+    """A process, whoever leads its session, what started it, and so on: where it is from, also when what started it has ended."""
+    while (seen := look(pid)) is not None:
+        yield pid
+        yield seen.session
+        pid = seen.parent
 
 
 def marked(value: str, variable: str = ENV_MARKER) -> list[int]:

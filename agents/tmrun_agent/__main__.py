@@ -89,7 +89,8 @@ def _serve(config: AgentConfig, store: Store) -> int:
     beacon = Beacon.attach(str(shown) if shown.exists() else None)  # a launcher of another kind may not look at it
     health = Health(Path(config.runtime_dir), config.host, watchdog.limits(spec.hang_timeout), inbox.put)
 
-    file_timers = timers.from_environment(Path(config.runtime_dir) / f"{config.host}.timers", processes.signal_one, health.waits)
+    pipe = Path(config.runtime_dir) / f"{config.host}.timers"
+    file_timers = timers.from_environment(pipe, processes.signal_one, health.waits, processes.worker_of)
 
     try:
         granted = lease.acquire()

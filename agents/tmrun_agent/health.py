@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tmrun import procs
 from tmrun.beacon import DUMP_SIGNAL, Beacon, dump_path
 from tmrun.core import watchdog
 from tmrun.core.model import Evidence, Sign
@@ -183,11 +184,9 @@ def _sign(local: int, worker: _Worker, found: tuple[Evidence, float] | None) -> 
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter: R running, S sleeping, D in a system call that cannot be interrupted, T or t stopped, Z ended; X unknown."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
-        return "X"
+    """The kernel's letter (``procs.Seen``); X unknown."""
+    seen = procs.look(pid)
+    return seen.state if seen is not None else "X"
 
 
 def _kernels_word(pid: int) -> list[str]:

@@ -116,6 +116,11 @@ class Processes:
                 self._why[pid] = why
                 _signal(child, number)
 
+    def worker_of(self, pid: int) -> int | None:
+        """The worker of this group that this process is, or that it comes from; None: it is none of ours. From any thread."""
+        workers = {child.pid for child in self._children}
+        return next((p for p in procs.lineage(pid) if p in workers), None)
+
     def _later(self, children: list[subprocess.Popen[bytes]], marker: str) -> None:
         end = time.monotonic() + self.grace_s
         while time.monotonic() < end and any(c.poll() is None for c in children):
