@@ -23,6 +23,8 @@ from tmrun.store.api import Store
 from tmrun.store.burial import bury
 
 ASK_EVERY_S = 0.25
+MEET_AGAIN_S = 30.0
+"""A witness that could not be reached is tried again so often: a link may have been down when a node joined."""
 _AT_ONCE = 32
 
 
@@ -34,40 +36,48 @@ class Inquest:
     keys: Keys
     me: Seat
     tell: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
     _asked: float = 0.0
     _met: set[tuple[Host, Incarnation]] = field(default_factory=set)
+    """Those who could be reached once, or have no witness."""
+    _meet_at: dict[tuple[Host, Incarnation], float] = field(default_factory=dict)
+    """When the others are tried again."""
     _reached: set[str] = field(default_factory=set)
     """Witnesses that could be reached while their launch lived."""
     _busy: threading.Lock = field(default_factory=threading.Lock)
+    _meeting: threading.Lock = field(default_factory=threading.Lock)
+    """Apart, so that who cannot be reached never keeps us from asking."""
 
     def tend(self, job: Job, *, doubt: bool, leads: bool) -> None:
         """Once a turn. ``doubt``: our own workers wait for an explanation."""
         suspects = _seated(job) if leads and _unexplained(job) else _leader(job) if doubt and not leads else ()
         suspects = tuple(h for h in suspects if h != self.me.host)
         strangers = () if suspects else self._strangers(job, leads=leads)
-        if strangers and self._busy.acquire(blocking=False):
-            self._met |= strangers
+        if strangers and self._meeting.acquire(blocking=False):
+            self._meet_at |= dict.fromkeys(strangers, self.clock() + MEET_AGAIN_S)
             hosts = tuple(host for host, _ in strangers)
-            threading.Thread(target=self._run, args=(hosts, self._meet), name="inquest-meet", daemon=True).start()
-        if not suspects or time.monotonic() - self._asked < ASK_EVERY_S or not self._busy.acquire(blocking=False):
+            threading.Thread(target=self._run, args=(hosts, self._meet, self._meeting), name="inquest-meet", daemon=True).start()
+        if not suspects or self.clock() - self._asked < ASK_EVERY_S or not self._busy.acquire(blocking=False):
             return
-        self._asked = time.monotonic()
-        threading.Thread(target=self._run, args=(suspects, self._ask), name="inquest", daemon=True).start()
+        self._asked = self.clock()
+        threading.Thread(target=self._run, args=(suspects, self._ask, self._busy), name="inquest", daemon=True).start()
 
     def _strangers(self, job: Job, *, leads: bool) -> set[tuple[Host, Incarnation]]:
-        """Those whom we may have to ask about one day, and have never reached."""
+        """Those whom we may have to ask about one day, have never reached, and have not tried just now."""
         if job.end is not None:
             return set()
         leader = {(job.leader.value.host, job.leader.value.incarnation)} if job.leader is not None else set()
         seated = {(s.host, s.incarnation) for s in job.map.seats if job.alive(s)} if job.map else set()
-        return {who for who in (seated if leads else leader) if who[0] != self.me.host} - self._met
+        now = self.clock()
+        unmet = (who for who in (seated if leads else leader) if who[0] != self.me.host and who not in self._met)
+        return {who for who in unmet if self._meet_at.get(who, now) <= now}
 
-    def _run(self, hosts: tuple[Host, ...], each: Callable[[Host], None]) -> None:
+    def _run(self, hosts: tuple[Host, ...], each: Callable[[Host], None], busy: threading.Lock) -> None:
         try:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 list(pool.map(each, hosts))
         finally:
-            self._busy.release()
+            busy.release()
 
     def _member(self, host: Host) -> Member | None:
         entry = self.store.get(self.keys.member(host))
@@ -78,8 +88,12 @@ class Inquest:
             member = self._member(host)
         except StoreError:
             return
-        if member is not None and member.witness and witness.reached(member.witness):
+        if member is None:
+            return
+        if member.witness and witness.reached(member.witness):
             self._reached.add(member.witness)
+        if not member.witness or member.witness in self._reached:
+            self._met.add((host, member.incarnation))
 
     def _ask(self, host: Host) -> None:
         try:
