@@ -97,27 +97,26 @@ def _serve(config: AgentConfig, store: Store) -> int:
         register(store, keys, member, granted, spec.lease_ttl_s, publisher.event)
         if config.metrics:
             publisher.event(f"{config.host}: {metrics.serve(config.metrics)}")
-        me = node.Node(member.seat, granted)
         Notices(sources(config.notices), inbox.put, publisher.event).start()
         views = Views(store, keys, config.host, lambda: inbox.put(StoreMoved()))
         agent = Agent(
-            config,
-            keys,
-            store,
-            lease,
-            member,
-            views,
-            publisher,
-            inbox,
-            processes,
-            server,
-            logs,
-            master,
-            metrics,
-            health,
-            beacon,
-            file_timers,
-            me,
+            config=config,
+            keys=keys,
+            store=store,
+            lease=lease,
+            member=member,
+            views=views,
+            publisher=publisher,
+            inbox=inbox,
+            processes=processes,
+            server=server,
+            logs=logs,
+            master=master,
+            metrics=metrics,
+            health=health,
+            beacon=beacon,
+            file_timers=file_timers,
+            node=node.Node(member.seat, granted),
         )
         try:
             return agent.run()

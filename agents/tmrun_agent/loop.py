@@ -58,7 +58,7 @@ Item = StoreMoved | LeaseLost | Fenced | Parked | Interrupted | WorkerSaid | End
 Inbox = queue.SimpleQueue[Item]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Agent:
     """An agent that is registered; ``run`` returns the job's exit code."""
 
