@@ -5,6 +5,7 @@ Run as a script it is that process: one JSON request a line on stdin, ``pid`` an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -38,7 +39,8 @@ class Child:
 
     def kill(self) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class Nursery:

@@ -92,6 +92,13 @@ class Switching(Protocol):
     def first_error(self) -> str:
         """The first error that was hidden from a step's body, if any."""
 
+    @property
+    def hidden(self) -> int:
+        """How many operations of steps were skipped, or had their errors hidden; of this process, ever."""
+
+    def own(self, communicator: Communicator) -> Communicator:
+        """A communicator for tmrun's own use: nothing is hidden, and who waits in it can be let go (``abandon``)."""
+
     def new(self, pg: dist.ProcessGroup, kinds: Kinds, *, fake: bool) -> Switch:
         """The switch of a group."""
 

@@ -103,7 +103,7 @@ class Live:
     def connect_control(self) -> None:
         """Build the first control group."""
         store = PrefixStore(CONTROL, self._job_store())
-        self.control = comm.build(comm.CONTROL, store, self.who.rank, self.who.world, comm.LONG)
+        self.control = self.switching.own(comm.build(comm.CONTROL, store, self.who.rank, self.who.world, comm.LONG))
 
     @contextlib.contextmanager
     def making(self, name: str, backend: Any) -> Iterator[Making]:
@@ -153,6 +153,16 @@ class Live:
     def hidden_error(self) -> str:
         """The first error that was hidden from the script."""
         return self.switching.first_error
+
+    @property
+    def hidden(self) -> int:
+        """How many operations were skipped in steps, or had errors hidden, as far as is known. Never falls."""
+        return self.switching.hidden
+
+    @property
+    def started(self) -> int:
+        """Collectives started, in all groups."""
+        return sum(group.switch.started for group in self.groups)
 
     def arm(self, on: bool) -> None:
         """A step's block begins or ends."""
@@ -244,7 +254,8 @@ class Live:
                 raise WorkerError(f"group {name} was prepared as {have}, but the committed map says {wanted}")
         with self.lock:
             old, retired = self.groups.install(built.groups, pending.id), self.control
-            self.control, built.control = built.control, None
+            assert built.control is not None
+            self.control, built.control = self.switching.own(built.control), None
             self.direct = self._direct(built)
             self._close_lost(built, pending)
             self.switching.rehearse(False)

@@ -25,6 +25,7 @@ May not know: etcd, who decides, other machines.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -72,9 +73,11 @@ from tmrun.worker.live import Live, Made
 from tmrun.worker.output import Redirection
 from tmrun.worker.process import SETTLED_STEPS, Phase, Process, StepLost, VoteBroken
 from tmrun.worker.state import Snapshot
+from tmrun.worker.tail import Tail, half_step
 
 _MEASURED_STEPS = 8
 """Steps after which a live rank says what it runs on and how long a step takes."""
+_UNSKIPPABLE = "it communicated at a place that cannot be skipped (an asynchronous collective, or one inside optimizer.step())"
 _LEAD = 2
 """Steps between an agreement to stop and the stop, so that the control plane decides while training goes on."""
 
@@ -85,11 +88,16 @@ class _InStep:
 
     number: int
     snapshot: Snapshot | None
-    voted: bool = False
+    tail: Tail | None = None
+    """Once its vote passed."""
     late: Pending | None = None
     lost: Pending | None = None
-    told: bool = False
     group_count: int = field(default_factory=lambda: int(c10d._world.group_count))
+
+    @property
+    def voted(self) -> bool:
+        """Whether the step counts."""
+        return self.tail is not None
 
 
 def from_environment() -> Runtime:
@@ -202,7 +210,7 @@ class Runtime:
     @property
     def collectives_started(self) -> int:
         """In all groups."""
-        return sum(group.switch.started for group in self._process.live.groups)
+        return self._process.live.started
 
     def remove_group(self, pg: dist.ProcessGroup | None) -> None:
         """User code destroys a process group; None: all of them."""
@@ -351,6 +359,8 @@ class Runtime:
         if current.lost is not None:
             self._undo(current.lost, current)
             return True
+        if current.tail is not None and error is None:
+            current.tail.end()
         if current.late is not None and error is None:
             self._count(current.number)  # before the switch, which starts to wait for the first step *after* it
             self._late = current.late
@@ -358,7 +368,7 @@ class Runtime:
         if error is None or not (current.late or self._process.is_communication(error)):
             return False
         if current.voted:
-            raise _half_step(current.number) from error
+            raise half_step(current.number, _UNSKIPPABLE) from error
         self._process.note_trouble(error)
         self._undo(self._park(current.number), current)
         return True
@@ -406,13 +416,19 @@ class Runtime:
                 f"a {type(optimizer).__name__} that tmrun.join was not given updates in step {self._open.number}; "
                 "its state would be lost when this rank moves, so give it to join as well"
             )
-        if self._open is not None and not self._open.voted and not self.sandboxed:
+        if self._open is None or self.sandboxed:
+            return
+        if self._open.tail is None:
             self._vote(self._open)
+        else:
+            self._open.tail.update()
 
     def after_update(self) -> None:
         """An optimizer updated."""
         if self._fault is not None and self._open is not None:
             self._fault(self._open.number, "in_optimizer")
+        if self._open is not None and self._open.tail is not None:
+            self._open.tail.update()
 
     def _vote(self, current: _InStep) -> None:
         if self._fault is not None:
@@ -425,7 +441,7 @@ class Runtime:
             self._process.note_trouble(error)
             self._lose(current)
             return
-        current.voted = True
+        current.tail = Tail(self._process, current.number)
         self._process.snapshots.agree(tally, self._process.ledger.signatures)
         if self._fault is not None:
             self._fault(current.number, "after_vote")
@@ -468,9 +484,9 @@ class Runtime:
         if target_of(pending) == current.number or rolls_back(pending):
             current.lost = pending
             raise StepLost
-        current.voted, current.late = True, pending
         self._process.ledger.passed_unseen()
         self._process.live.poison()
+        current.tail, current.late = Tail(self._process, current.number), pending
 
     # -- errors in collectives ------------------------------------------------------------------------------------------------------
     @property
@@ -480,21 +496,22 @@ class Runtime:
 
     def collective(self, original: Callable[..., Any], stand_in: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
         """Any collective of the script. An error before the vote is remembered: a script that swallows it cannot vote all the same."""
-        live = self._process.live
+        live, tail = self._process.live, self._open.tail if self._open is not None else None
         if live.groups.closed:
             live.groups.refuse_closed(args, kwargs)
         if live.groups.poisoned and self._between_steps:
             raise _between(dist.DistBackendError("Connection closed: a rank was lost"))
         if not (self.sandboxed or live.groups.poisoned or (self._open is not None and live.failing)):
             try:
-                with self._process.pulse.waiting():
+                with self._process.pulse.waiting(), contextlib.nullcontext() if tail is None else tail.collective(args, kwargs):
                     return self._heard(original, args, kwargs)
             except RuntimeError as error:
                 if self._between_steps and self._process.is_communication(error):
                     raise _between(error) from error
                 if not self._is_skipped(error):
                     raise
-        self._tell_skipped()
+        if tail is not None:
+            tail.skip(args, kwargs)
         if self._process.replay is not None:
             return self._process.replay.run(original, stand_in, args, kwargs)
         return (stand_in or original)(*args, **kwargs)
@@ -513,7 +530,12 @@ class Runtime:
         process = self._process
         if process.replay is not None:
             return process.replay.run(original, None, args, kwargs)
-        return self._heard(original, args, kwargs)
+        if self._open is None or self._open.tail is None:
+            return self._heard(original, args, kwargs)
+        with self._open.tail.collective(args, kwargs):
+            if process.live.groups.poisoned:
+                self._open.tail.skip(args, kwargs)
+            return self._heard(original, args, kwargs)
 
     def _heard(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         recorder = self._process.recorder
@@ -528,13 +550,6 @@ class Runtime:
         """What to change, for an error that ends the script and did not come through ``collective``; empty if it explains itself."""
         between = self._open is None and (self._left_early or self._between_steps)
         return str(_between(error)) if between and self._process.is_communication(error) else ""
-
-    def _tell_skipped(self) -> None:
-        if not self.in_tail or self._open is None or self._open.told:
-            return
-        self._open.told = True
-        what = f"tmrun: rank {self.rank}: a rank was lost after step {self._open.number} had counted"
-        print(f"{what}; communication in the rest of the step is skipped, what it reports there is not valid", file=sys.stderr, flush=True)
 
 
 def target_of(pending: Pending) -> int:
@@ -553,11 +568,4 @@ def _between(error: BaseException) -> WorkerError:
     return WorkerError(
         f"a rank was lost while the script communicated between two steps ({first[:120]}). A successor takes part in steps only: move this "
         "communication into the `with step:` block, before optimizer.step(), where it is run again"
-    )
-
-
-def _half_step(number: int) -> WorkerError:
-    return WorkerError(
-        f"communication failed in step {number} after its optimizer had begun to update, at a place that cannot be skipped "
-        "(an asynchronous collective, or one inside optimizer.step()); finish communication before the first optimizer.step() of a step"
     )

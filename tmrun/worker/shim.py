@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import bootstrap, comm, shim_cache
-from tmrun.worker.comm import Kinds
+from tmrun.worker.comm import Communicator, Kinds
 from tmrun.worker.groups import select, take_place
 
 _FIRST_TYPE = 16
@@ -201,6 +201,18 @@ class ShimSwitching:
     def first_error(self) -> str:
         """The first hidden error."""
         return str(self._module.first_error())
+
+    @property
+    def hidden(self) -> int:
+        """Operations that a step did without."""
+        return int(self._module.hidden())
+
+    def own(self, communicator: Communicator) -> Communicator:
+        """Behind a shim that hides nothing."""
+        inner: Any = communicator.backend
+        shim = self._module.Shim(inner.rank(), inner.size(), own=True)
+        shim.swap(inner)
+        return Communicator(dict.fromkeys(communicator.backends, shim), communicator.connection)
 
     def rehearse(self, on: bool) -> None:
         """Collectives have no peers."""

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import FakeProcessGroup
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import comm
-from tmrun.worker.comm import Kinds
+from tmrun.worker.comm import Communicator, Kinds
 from tmrun.worker.groups import select, take_place
 
 _Type = dist.ProcessGroup.BackendType
@@ -111,11 +111,16 @@ class SlotSwitching:
     name = "slot"
     failing = False
     first_error = ""
+    hidden = 0
     needs_stand_in = True
 
     def new(self, pg: dist.ProcessGroup, kinds: Kinds, *, fake: bool) -> SlotSwitch:
         """A group's switch."""
         return SlotSwitch(pg, kinds, fake=fake)
+
+    def own(self, communicator: Communicator) -> Communicator:
+        """As it is; who waits in it cannot be let go."""
+        return communicator
 
     def rehearse(self, on: bool) -> None:
         """Rehearsed groups are made fake."""

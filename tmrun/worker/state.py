@@ -232,7 +232,7 @@ def _shape_optimizer(name: str, optimizer: torch.optim.Optimizer, wanted: list[t
         if int(place) >= len(parameters):
             raise WorkerError(f"{name} has {len(parameters)} parameters here, at least {int(place) + 1} in the running job")
         parameter = parameters[int(place)]
-        if entry not in optimizer.state[parameter]:
+        if not isinstance(optimizer.state[parameter].get(entry), torch.Tensor):  # LBFGS begins with a plain number
             fits = tuple(local(parameter).shape) == shape and parameter.dtype == dtype and device == parameter.device.type
             optimizer.state[parameter][entry] = (
                 torch.zeros_like(parameter.detach()) if fits else torch.zeros(shape, dtype=dtype, device=device)

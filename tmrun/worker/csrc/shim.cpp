@@ -18,6 +18,7 @@
 // A *queued* backend (NCCL) only queues: that an operation returned, was waited for, or that its future is complete, says nothing about
 // whether it has run. So nothing is followed there; Python says when the device has run everything (``complete``), which counts all that
 // was started as completed. Its waiters do not block, its aborted operations end by themselves.
+// What tmrun itself communicates goes through an *own* shim: nothing of it is hidden or skipped, but its waiters can be let go too.
 // May not know: steps, migrations, Python objects.
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -48,6 +49,7 @@ struct State {
   std::mutex mutex;  // held while an operation is counted in, and while failing is set: no operation slips in between
   bool rehearsing = false, armed = false, failing = false;
   int64_t swallowed = 0;
+  int64_t hidden = 0;  // operations skipped or swallowed, ever
   std::string first;
   std::vector<std::string> signs;
   std::condition_variable changed;  // an operation ended, or all were abandoned
@@ -76,6 +78,7 @@ bool swallow(const std::string& text) {
   std::lock_guard<std::mutex> guard(state().mutex);
   if (!state().armed || !(state().failing || is_lost_connection(text))) return false;
   state().failing = true;
+  state().hidden++;
   if (state().swallowed++ == 0) state().first = text;
   return true;
 }
@@ -183,10 +186,10 @@ struct ForwardedWork : Work {
   WorkPtr inner;
   Tensors tensors;
   EndPtr end;  // not set for sends and receives, which are waited for by their own means, nor for what is queued
-  const bool queued;
+  const bool queued, own;
   Abandon wake;
-  ForwardedWork(WorkPtr work, Tensors results, EndPtr told, bool queued)
-      : inner(std::move(work)), tensors(std::move(results)), end(std::move(told)), queued(queued) {
+  ForwardedWork(WorkPtr work, Tensors results, EndPtr told, bool queued, bool own)
+      : inner(std::move(work)), tensors(std::move(results)), end(std::move(told)), queued(queued), own(own) {
     if (!end && !queued) wake = on_abandon([to = inner] { to->abort(); });
   }
   bool isCompleted() override { return inner->isCompleted(); }
@@ -206,7 +209,7 @@ struct ForwardedWork : Work {
       if (end && on_device(tensors)) inner->synchronize();  // gloo copies its results back on a stream of its own
       return true;
     } catch (const std::exception& error) {
-      if (swallow(std::string(error.what()))) return true;
+      if (!own && swallow(std::string(error.what()))) return true;
       throw;
     }
   }
@@ -217,8 +220,8 @@ struct ForwardedWork : Work {
     if (queued && (device || tensors.empty())) return inner->getFuture();
     auto outer = new_future(tensors);
     auto taken = std::make_shared<std::atomic_flag>();
-    auto fail = [outer, results = tensors](const std::exception_ptr& error) {
-      swallow(error) ? outer->markCompleted(c10::IValue(results)) : outer->setError(error);
+    auto fail = [outer, results = tensors, own = own](const std::exception_ptr& error) {
+      !own && swallow(error) ? outer->markCompleted(c10::IValue(results)) : outer->setError(error);
     };
     wake = on_abandon([taken, fail] {
       if (!taken->test_and_set()) fail(lost());
@@ -247,7 +250,8 @@ Tensors flat(const TensorLists& lists) {
 }
 
 struct Shim : Backend {
-  Shim(int rank, int size, std::string name, bool queued) : Backend(rank, size), name_(std::move(name)), queued_(queued) {}
+  Shim(int rank, int size, std::string name, bool queued, bool own)
+      : Backend(rank, size), name_(std::move(name)), queued_(queued), own_(own) {}
 
   BackendPtr inner() const {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -311,9 +315,9 @@ struct Shim : Backend {
     }
     try {
       auto work = to ? to->endCoalescing() : nullptr;
-      if (work) return c10::make_intrusive<ForwardedWork>(work, Tensors{}, nullptr, queued_);
+      if (work) return c10::make_intrusive<ForwardedWork>(work, Tensors{}, nullptr, queued_, own_);
     } catch (const std::exception& error) {
-      if (!swallow(std::string(error.what()))) throw;
+      if (own_ || !swallow(std::string(error.what()))) throw;
     }
     return c10::make_intrusive<DoneWork>(Tensors{});
   }
@@ -339,7 +343,7 @@ struct Shim : Backend {
       return work ? follow(work, results, counts, p2p) : work;
     } catch (const std::exception& error) {
       if (!p2p) counts->failed++;
-      if (swallow(std::string(error.what()))) return c10::make_intrusive<DoneWork>(results);
+      if (!own_ && swallow(std::string(error.what()))) return c10::make_intrusive<DoneWork>(results);
       throw;
     }
   }
@@ -434,7 +438,7 @@ struct Shim : Backend {
   mutable std::mutex mutex_;
   BackendPtr inner_, coalescing_;
   const std::string name_;
-  const bool queued_;
+  const bool queued_, own_;
   std::vector<BackendPtr> retired_;
   std::string closed_;
   CountsPtr counts_ = std::make_shared<Counts>();
@@ -443,8 +447,11 @@ struct Shim : Backend {
   bool enter(BackendPtr& to, CountsPtr& counts, bool p2p) {
     std::lock_guard<std::mutex> process(state().mutex);
     std::lock_guard<std::mutex> guard(mutex_);
-    if (state().rehearsing || (state().failing && state().armed)) return false;
-    TORCH_CHECK_WITH(DistBackendError, !state().failing, LOST);
+    if (!own_ && (state().rehearsing || (state().failing && state().armed))) {
+      if (!state().rehearsing) state().hidden++;
+      return false;
+    }
+    TORCH_CHECK_WITH(DistBackendError, own_ || !state().failing, LOST);
     TORCH_CHECK(closed_.empty(), closed_);
     TORCH_CHECK(inner_, "process group without a communicator");
     to = inner_;
@@ -455,7 +462,7 @@ struct Shim : Backend {
   // Sends and receives are counted, not followed: ranks take different parts in them. gloo's reduce_scatter has no future, and does its
   // last part in ``wait``: a thread of its own waits for it.
   WorkPtr follow(const WorkPtr& work, const Tensors& results, const CountsPtr& counts, bool p2p) {
-    if (p2p || queued_) return c10::make_intrusive<ForwardedWork>(work, results, nullptr, queued_);
+    if (p2p || queued_) return c10::make_intrusive<ForwardedWork>(work, results, nullptr, queued_, own_);
     auto end = End::begin();
     auto ended = [end, counts](const std::exception_ptr& error) {
       error ? counts->failed++ : counts->completed++;
@@ -478,7 +485,7 @@ struct Shim : Backend {
           ended(std::current_exception());
         }
       }).detach();
-    return c10::make_intrusive<ForwardedWork>(work, results, end, false);
+    return c10::make_intrusive<ForwardedWork>(work, results, end, false, own_);
   }
   void repeat(at::Tensor& out, const at::Tensor& in) const {
     for (auto& piece : out.reshape(-1).chunk(size_)) piece.copy_(in.reshape(-1));
@@ -505,8 +512,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch.distributed");
   py::class_<Shim, Backend, c10::intrusive_ptr<Shim>>(module, "Shim")
       .def(
-          py::init([](int rank, int size, std::string name, bool queued) { return c10::make_intrusive<Shim>(rank, size, name, queued); }),
-          py::arg("rank"), py::arg("size"), py::arg("name") = "gloo", py::arg("queued") = false)
+          py::init([](int rank, int size, std::string name, bool queued, bool own) {
+            return c10::make_intrusive<Shim>(rank, size, name, queued, own);
+          }),
+          py::arg("rank"), py::arg("size"), py::arg("name") = "gloo", py::arg("queued") = false, py::arg("own") = false)
       .def("swap", &Shim::swap, Free())
       .def("close", &Shim::close, Free())
       .def("release", &Shim::release, Free())
@@ -540,6 +549,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("armed", [] {
     std::lock_guard<std::mutex> guard(state().mutex);
     return state().armed;
+  });
+  module.def("hidden", [] {
+    std::lock_guard<std::mutex> guard(state().mutex);
+    return state().hidden;
   });
   module.def("first_error", [] {
     std::lock_guard<std::mutex> guard(state().mutex);

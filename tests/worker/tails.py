@@ -1,0 +1,76 @@
+"""Scripts that go on communicating or updating after the first update of a step, each in its own way (TEST_TAIL_OF).
+
+The rank of TEST_QUIET leaves that step after its first update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import tmrun
+from tmrun.worker import faults
+
+
+def afterwards(how: str, model: torch.nn.Module) -> None:
+    if how == "printed":
+        count = torch.ones(1)
+        dist.all_reduce(count)
+        print("ranks", count.item())
+    elif how == "by_hand":
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data /= dist.get_world_size()
+    elif how == "flattened":
+        flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+        dist.all_reduce(flat)
+        torch.nn.utils.vector_to_parameters(flat / dist.get_world_size(), model.parameters())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--log-losses", type=Path)
+    args = parser.parse_args()
+    how = os.environ["TEST_TAIL_OF"]
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    first, second = (DistributedDataParallel(torch.nn.Linear(4, 4)) for _ in range(2))
+    one = torch.optim.SGD(first.parameters(), 0.1, momentum=0.9)
+    two = torch.optim.LBFGS(second.parameters(), 0.1, max_iter=1) if how == "closure" else torch.optim.SGD(second.parameters(), 0.1)
+    run = tmrun.join(first=first, second=second, one=one, two=two)
+    fault = None if run.rehearsing else faults.from_environment(rank)
+
+    def backward(step: int, model: torch.nn.Module) -> torch.Tensor:
+        model.zero_grad()
+        loss = model(torch.full((2, 4), float(step + rank))).square().mean()
+        loss.backward()
+        return loss
+
+    for step in run.steps(args.steps):
+        with step:
+            backward(step, first)
+            if how not in ("backward", "closure"):
+                backward(step, second)
+            one.step()
+            if fault is not None:
+                fault(int(step), "between_updates")
+            if f"{rank}:{step}" == os.environ.get("TEST_QUIET"):
+                continue
+            if how == "backward":
+                backward(step, second)
+            two.step(lambda step=step: backward(step, second)) if how == "closure" else two.step()
+            afterwards(how, second)
+        if step.committed and fault is None:
+            print("committed", int(step), flush=True)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A rank is lost after a step counted, and the rest of the step needs it: nothing may go on with what was not communicated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster import DEADLINE_S, Cluster
+from nursery import Nursery
+
+from tmrun import wire
+from tmrun.worker.groups import ENV_SWITCH
+from tmrun.worker.shim import load
+
+Make = Callable[[str, int, str], Cluster]
+SCRIPT = Path(__file__).with_name("tails.py")
+STEP = 5
+REFUSED = {
+    "backward": "an optimizer updates with what was not communicated",
+    "closure": "an optimizer updates with what was not communicated",
+    "by_hand": "a collective on parameters was skipped",
+    "flattened": "parameters were changed after a collective that was skipped",
+}
+IN_BACKWARD = ("backward", "closure")
+TWICE = "communicates after its first optimizer.step() and updates again"
+
+
+@pytest.fixture(params=["slot", "shim"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, nursery: Nursery) -> Iterator[Make]:
+    if request.param == "shim" and load() is None:
+        pytest.skip("the C++ switch is not built")
+    made: list[Cluster] = []
+
+    def cluster(how: str, world: int, kill: str) -> Cluster:
+        environment = {ENV_SWITCH: request.param, "TEST_TAIL_OF": how, "TMRUN_TEST_KILL": kill}
+        if world == 3:  # rank 2 has to live, to tell that the step counts
+            environment["TEST_QUIET"] = f"2:{STEP}"
+        made.append(Cluster(tmp_path, world, ["--steps", "9"], environment, SCRIPT))
+        made[-1].nursery = nursery
+        return made[-1]
+
+    yield cluster
+    for job in made:
+        job.close()
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_it_is_refused(make: Make, how: str) -> None:
+    job = make(how, 2, f"1:{STEP}:between_updates")
+    job.start(at_once=True)
+    job.died(1)
+    survivor = job.ranks[0]
+    with contextlib.suppress(OSError):  # it may have ended by itself
+        survivor.channel.send(wire.Prepare(1, wire.Kind.FAILURE, 2, (1,), 0, 1))
+    assert survivor.process.wait(DEADLINE_S) == 1, job.output()
+    output = job.output()
+    assert f"a rank was lost in step {STEP} after its optimizer had begun to update" in output, output
+    assert told(how, output), output
+    assert output.count(TWICE) == (how in IN_BACKWARD), output
+    assert f"committed {STEP}" not in output
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_it_is_refused_when_the_vote_was_lost(make: Make, how: str) -> None:
+    """It learns that the step counts when nobody can be asked any more; another survivor has gone on."""
+    job = make(how, 3, f"1:{STEP}:after_vote,0:{STEP}:lose_vote")
+    joiner = job.standby(1)
+    job.start(at_once=True)
+    job.died(1)
+    job.conclude(job.prepare(wire.Kind.FAILURE, {1: joiner}), {1: joiner}, seat=False)
+    assert job.ranks[0].process.wait(DEADLINE_S) == 1, job.output()
+    assert told(how, job.output()), job.output()
+
+
+def told(how: str, output: str) -> bool:
+    return REFUSED[how] in output or (how in IN_BACKWARD and "at a place that cannot be skipped" in output)
+
+
+@pytest.mark.parametrize("how", ["nothing", "printed"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_does_not_need_it_goes_on(make: Make, how: str, lost: bool) -> None:
+    job = make(how, 3, f"1:{STEP}:after_vote,0:{STEP}:lose_vote") if lost else make(how, 2, f"1:{STEP}:between_updates")
+    joiner = job.standby(1)
+    job.start(at_once=True)
+    job.died(1)
+    assert job.heal({1: joiner}) == STEP + 1
+    for worker in job.ranks.values():
+        assert worker.process.wait(DEADLINE_S) == 0, job.output()
+    output = job.output()
+    assert ("what it reports there is not valid" in output) == (how == "printed"), output
+    assert TWICE not in output
