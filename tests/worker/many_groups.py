@@ -1,8 +1,8 @@
 """A job with many process groups: overlapping pairs, one made late, transient ones in every step.
 
 Beside its losses every rank logs, a line a step, which connections each of its groups has. When TEST_DIE/<point>-<rank> exists, the
-rank dies there: "pairs" before the pairs' collectives, "world" after them, "new" before it makes the transient group. With TEST_NCCL_LOG
-the groups are NCCL's (``fake_nccl``), and one more pair is used in the first step only.
+rank dies there: "pairs" before the pairs' collectives, "world" after them, "new" before it makes the transient group, "made" after. With
+TEST_NCCL_LOG the groups are NCCL's (``fake_nccl``), and one more pair is used in the first step only.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def main() -> None:  # noqa: C901  a script
                 late = [group] if rank in (0, 2) else []
             point("new")
             transient = dist.new_group([0, 1, 2, 3])
+            point("made")
             check(total(transient), 4)
             dist.destroy_process_group(transient)
             model(torch.ones(1, 4) * (step + 1)).sum().backward()

@@ -1,4 +1,4 @@
-"""One small training script for every parallelism: ``--mode``; what varies within one: TEST_ACCUMULATE, TEST_BF16.
+"""One small training script for every parallelism: ``--mode``; what varies within one: TEST_ACCUMULATE, TEST_BF16, TEST_WIDTH.
 
 Each step takes TEST_PACE_S seconds more, until the file ``fast`` is there, beside the losses.
 """
@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import tmrun
 from tmrun.worker import faults
 
-WIDTH = 16
+WIDTH = int(os.environ.get("TEST_WIDTH", "16"))
 ROWS = 8
 ACCUMULATE = int(os.environ.get("TEST_ACCUMULATE", "1"))
 BF16 = os.environ.get("TEST_BF16") == "1"

@@ -11,6 +11,8 @@ from trials import STEP, Trials
 
 from tmrun import wire
 from tmrun.core.model import Resume
+from tmrun.worker.groups import ENV_SWITCH
+from tmrun.worker.shim import load
 
 
 def freeze(worker: Worker) -> None:
@@ -41,6 +43,22 @@ def test_the_joiner_dies_while_it_receives(trials: Trials, point: str) -> None:
     job.conclude(number, {1: useless}, seat=False)
     kill(useless)
     assert job.heal({1: joiner}) == STEP + (point == "after_vote")
+    trials.same(job, unlogged=((1, STEP),))
+
+
+@pytest.mark.skipif(load() is None, reason="the C++ switch is not built")
+def test_a_send_is_half_done_when_the_joiner_dies(trials: Trials) -> None:
+    """gloo may lose the error of such a send; its sender goes on all the same."""
+    job = trials.make("ddp", 2, TMRUN_TEST_KILL=f"1:{STEP}:backward", TEST_WIDTH="512", **{ENV_SWITCH: "shim"})
+    useless, joiner = job.standby(1), job.standby(1)
+    job.start()
+    job.died(1)
+    number = prepared(job, {1: useless})
+    job.conclude(number, {1: useless}, seat=False)
+    job.expect(useless, wire.Receiving)
+    freeze(useless)
+    kill(useless)
+    assert job.heal({1: joiner}) == STEP
     trials.same(job, unlogged=((1, STEP),))
 
 

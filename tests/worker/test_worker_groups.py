@@ -135,12 +135,11 @@ def test_a_crash_changes_what_may_have_been_in_use(job: Job) -> None:
 
 def test_ranks_die_where_others_wait_for_them_to_make_a_group(job: Job) -> None:
     """The step is run again, and makes its groups again, under the same names."""
-    joiners = [job.cluster.standby(1), job.cluster.standby(3)]
+    joiners = [job.cluster.standby(rank) for rank in (1, 3, 1)]
     job.cluster.start()
     job.cluster.reach(6)
-    job.kill(1, "new")
-    job.cluster.heal({1: joiners[0]})
-    job.pass_step()
-    job.kill(3, "pairs")
-    job.cluster.heal({3: joiners[1]})
+    for joiner, point in zip(joiners, ("new", "pairs", "made"), strict=True):
+        job.kill(joiner.rank, point)
+        job.cluster.heal({joiner.rank: joiner})
+        job.pass_step()
     job.cluster.finish()

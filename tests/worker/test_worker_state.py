@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 import tmrun
 from tmrun.core.errors import WorkerError
@@ -140,6 +141,147 @@ def test_buffers_are_used_again() -> None:
     assert [b.data_ptr() for b in second.buckets] == [b.data_ptr() for b in first.buckets]
 
 
+# -- redo ---------------------------------------------------------------------------------------------------------------------------
+class Momentum(torch.nn.Module):
+    """One network, its slow copy, and a queue, each changed in every forward in one of the ways that scripts do."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.count = how, 0
+        self.fast, self.slow = (torch.nn.Linear(200, 200) for _ in range(2))
+        self.slow.requires_grad_(False)
+        self.register_buffer("queue", torch.zeros(200, 200))
+        self.register_buffer("complex", torch.zeros(200, 200, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for slow, fast in zip(self.slow.parameters(), self.fast.parameters(), strict=True):
+            mixed = slow.data * 0.9 + fast.data * 0.1
+            if self.how == "in place":
+                with torch.no_grad():
+                    slow.copy_(mixed)
+            elif self.how == "through data":
+                slow.data.copy_(mixed)
+            else:
+                slow.data = mixed
+        row = self.fast(x).detach()
+        if self.how == "in place":
+            self.queue[0] = row
+        elif self.how == "through data":
+            self.queue.data[0] = row
+        else:
+            self.queue = torch.cat([row[None], self.queue[1:]])
+        self.complex.data[0] += row
+        return (self.fast(x) * self.slow(x)).sum() + self.queue.sum()
+
+
+@pytest.mark.parametrize("step", [1, 2, 5, 200])
+@pytest.mark.parametrize("how", ["in place", "through data", "assigned"])
+def test_what_forward_changes_is_undone(how: str, step: int) -> None:
+    torch.manual_seed(0)
+    model = Momentum(how)
+    optimizer = torch.optim.SGD(model.fast.parameters(), 0.01)
+    state = state_of(model=model, optimizer=optimizer)
+    for number in range(step):
+        state.snapshot()
+        model(torch.full((200,), 0.01 * number)).backward()
+        optimizer.step()
+    before = values.encode(model.state_dict())
+    kept = state.snapshot()
+    model(torch.ones(200)).backward()
+    assert values.encode(model.state_dict()) != before
+    state.rollback(kept)
+    assert values.encode(model.state_dict()) == before
+
+
+def test_what_is_frozen_takes_no_memory_until_it_changes() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Linear(200, 200)).requires_grad_(False)
+    state = state_of(model=model)
+    for _ in range(5):
+        kept = state.snapshot()
+    assert [k for k in state.untrained._kept.values() if k.content is not None] == []
+    model[1].weight.add_(1)
+    with pytest.raises(
+        WorkerError, match=r"model\.1\.weight, which is frozen, changed for the first time in a step that has to be run again"
+    ):
+        state.rollback(kept)
+    state.snapshot()
+    assert sum(k.content is not None for k in state.untrained._kept.values()) == 1
+    move(state, state)
+    state.snapshot()
+    assert [k for k in state.untrained._kept.values() if k.content is not None] == []
+
+
+def test_a_joiner_knows_what_is_restless() -> None:
+    source, target = (state_of(model=Momentum("through data")) for _ in range(2))
+    for _ in range(3):
+        source.snapshot()
+        source.modules["model"](torch.ones(200))
+    assert ("model", "queue") in source.untrained.restless
+    target.untrained.adopt(values.decode(values.encode(source.untrained.restless)))
+    kept = target.snapshot()
+    before = values.encode(target.modules["model"].state_dict())
+    target.modules["model"](torch.ones(200))
+    target.rollback(kept)
+    assert values.encode(target.modules["model"].state_dict()) == before
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_that_had_unscaled(fused: bool) -> None:
+    def train(model: torch.nn.Module, optimizer: Any, scaler: Any, broken: State | None) -> list[Any]:
+        for number in range(4):
+            kept = broken.snapshot() if broken is not None and number == 2 else None
+            for again in (True, False) if kept is not None else (False,):
+                optimizer.zero_grad()
+                scaler.scale(model(torch.full((3,), 1.0 + number)).square().sum()).backward()
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                if again:
+                    optimizer.grad_scale, optimizer.found_inf = torch.ones(1), torch.ones(1)  # lent for the time of an update
+                    broken.rollback(kept)
+            scaler.step(optimizer)
+            scaler.update()
+        return [model.state_dict(), optimizer.state_dict()["state"], scaler.state_dict()]
+
+    results = []
+    for broken in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        state = state_of(model=model, optimizer=optimizer, scaler=scaler)
+        results.append(train(model, optimizer, scaler, state if broken else None))
+    assert_equal(*results)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
+@pytest.mark.parametrize("broken", ["one", "two"])
+def test_every_fsdp_root_forgets_the_step(broken: str) -> None:
+    """Two that were sharded on their own, below a module that was not."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.ModuleDict({name: torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)) for name in ("one", "two")})
+        for part in model.values():
+            fully_shard(part[0]), fully_shard(part)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        state = state_of(model=model, optimizer=optimizer)
+
+        def grads() -> list[Any]:
+            optimizer.zero_grad()
+            (model["one"](torch.ones(2, 3)) + model["two"](torch.ones(2, 3))).sum().backward()
+            return [p.grad.to_local().tolist() for p in model.parameters()]
+
+        wanted = grads()
+        kept = state.snapshot()
+        hook = model[broken][1].register_full_backward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            grads()
+        hook.remove()
+        state.rollback(kept)
+        assert grads() == wanted
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # -- data ---------------------------------------------------------------------------------------------------------------------------
 class Noisy(Dataset[torch.Tensor]):
     """Draws from the random state of whatever process it is in."""
@@ -164,7 +306,45 @@ LOADERS: dict[str, Callable[[], DataLoader[torch.Tensor]]] = {
     ),
     "streamed": lambda: DataLoader(Stream(), batch_size=2),
     "workers": lambda: DataLoader(Noisy(), batch_size=2, shuffle=True, num_workers=2),
+    "own generator": lambda: DataLoader(Noisy(), batch_size=2, shuffle=True, generator=torch.Generator()),
+    "drawn as it goes": lambda: DataLoader(Noisy(), batch_size=2, sampler=RandomSampler(Noisy(), True, 77, torch.Generator())),
+    "in the batch sampler": lambda: DataLoader(
+        Noisy(), batch_sampler=BatchSampler(RandomSampler(Noisy(), generator=torch.Generator()), 2, False)
+    ),
+    "stateful": lambda: stateful(batch_size=2, shuffle=True),
+    "stateful, own generator": lambda: stateful(batch_size=2, shuffle=True, generator=torch.Generator()),
+    "stateful workers": lambda: stateful(batch_size=2, shuffle=True, num_workers=2),
+    "all stateful": lambda: stateful(Counted(), batch_size=2),
+    "all stateful, workers": lambda: stateful(Counted(), batch_size=2, num_workers=2, generator=torch.Generator()),
 }
+
+
+class Counted(IterableDataset[torch.Tensor]):
+    """Knows where it is, and has random numbers of its own."""
+
+    def __init__(self) -> None:
+        self.at, self.random, self.began = 0, torch.Generator(), 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.began += 1
+        self.at = self.at % 11
+        while self.at < 11:
+            self.at += 1
+            yield torch.tensor([float(self.at), torch.rand((), generator=self.random).item()])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "random": self.random.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+        self.random.set_state(state["random"])
+
+
+def stateful(dataset: Any = None, **options: Any) -> Any:
+    module = pytest.importorskip("torchdata.stateful_dataloader")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is deprecated, please do not call")
+        return module.StatefulDataLoader(Noisy() if dataset is None else dataset, **options)
 
 
 def draw(batches: tmrun.Batches[torch.Tensor], count: int) -> list[Any]:
@@ -216,19 +396,21 @@ def test_a_successor_goes_on(loader: Callable[[], DataLoader[torch.Tensor]], bef
     assert draw(successor, 9) == wanted
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated, please do not call")
-def test_a_stateful_loader_needs_no_wrapper() -> None:
-    stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
+def test_a_stateful_loader_goes_on_without_drawing_again() -> None:
+    batches = tmrun.Batches(stateful(Counted(), batch_size=1))
+    draw(batches, 4)
+    successor = tmrun.Batches(stateful(Counted(), batch_size=1))
+    served: list[Any] = []
+    successor.loader.collate_fn = lambda items: served.append(items) or items[0]
+    successor.load_state_dict(values.decode(values.encode(batches.state_dict())))
+    assert next(successor)[0] == 5
+    assert len(served) == 1
 
-    def build() -> Any:
-        return stateful_dataloader.StatefulDataLoader(Noisy(), batch_size=2, sampler=range(11))
 
-    loader = build()
-    iterator = iter(loader)
-    next(iterator), next(iterator)
-    source, target = state_of(loader=loader), state_of(loader=build())
-    target.put_objects(copy.deepcopy(source.encoded_objects()))
-    assert next(iter(target.objects["loader"]))[:, 0].tolist() == next(iterator)[:, 0].tolist()
+def test_a_loader_is_registered_in_batches() -> None:
+    """Its own position counts from its next iterator on only, not in the one that a loop holds."""
+    with pytest.raises(WorkerError, match=r"join\(loader=\.\.\.\): give it as tmrun\.Batches\(loader\)"):
+        tmrun.join(loader=stateful(batch_size=1))
 
 
 # -- what nobody registered ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
+from torch.utils.data import DataLoader
+
 from tmrun.core.errors import WorkerError
 
 
@@ -148,6 +150,10 @@ def join(*, snapshot_every: int | None = None, on_role: Callable[[int], None] | 
     if snapshot_every is not None and snapshot_every < 1:
         raise WorkerError(f"join(snapshot_every={snapshot_every}): at least 1, or leave it out")
     for name, value in registered.items():
+        if isinstance(value, DataLoader):
+            raise WorkerError(
+                f"join({name}=...): give it as tmrun.Batches({name}), and draw from that: a loader cannot move back by itself"
+            )
         able = rng.stateful(value)
         if not (callable(getattr(able, "state_dict", None)) and callable(getattr(able, "load_state_dict", None))):
             raise WorkerError(

@@ -4,14 +4,16 @@
 >>> run = tmrun.join(model=model, optimizer=optimizer, batches=batches)   # doctest: +SKIP
 >>> inputs, targets = next(batches)   # in the step's block; goes on with the next epoch by itself   # doctest: +SKIP
 
-The position is (epoch, batches drawn in it) and torch's random state when the epoch began, for a loader draws its workers' seeds and
-the order of a shuffle from it. ``set_epoch`` of the sampler is called. Going back:
+The position is (epoch, batches drawn in it) and the random states when the epoch began, torch's and those of the generators that loader
+and samplers were given, for a loader draws its workers' seeds and the order of a shuffle from them. ``set_epoch`` of the sampler is called.
+Going back:
 
     a few batches      a redo; they were kept, copied before anybody could change them, with the random state that drawing them left behind
-    elsewhere          the epoch's iterator is made anew from that random state and run forward: by indices alone without worker processes
-                       (the random state of the process itself is restored anyhow), else by drawing and dropping, for workers may draw too
+    elsewhere          the epoch's iterator is made anew from those random states and run forward: by indices alone without worker processes
+                       (the random state of the process itself is restored anyhow), else by drawing and dropping, for workers may draw too.
+                       A loader that can say where it is (torchdata's StatefulDataLoader) over a dataset that can too is told to go on there
+                       instead. Over any other dataset it is not: it would forget what workers have drawn at random
 
-A loader that can say where it is (torchdata's StatefulDataLoader) needs none of this: register it directly.
 May not know: process groups, steps.
 """
 
@@ -36,14 +38,18 @@ Place = tuple[int, int]
 
 @dataclass
 class _Drawn(Generic[T]):
-    """A batch, where the loader stood after it, and the random state then (None: worker processes drew it)."""
+    """A batch, where the loader stood after it, and the random state then (None: worker processes drew it).
+
+    ``loader``: what it says itself, if it can.
+    """
 
     place: Place
     batch: T
     rng: rng.Captured | None
+    loader: dict[str, Any] | None
 
     def copy(self) -> _Drawn[T]:
-        return _Drawn(self.place, copy.deepcopy(self.batch), self.rng)
+        return _Drawn(self.place, copy.deepcopy(self.batch), self.rng, self.loader)
 
 
 class Batches(Generic[T]):
@@ -55,6 +61,11 @@ class Batches(Generic[T]):
         self.epoch = 0
         self.drawn = 0
         self._began = b""
+        """torch's random state when the epoch began."""
+        self._generated: list[bytes] = []
+        """... and that of ``_generators``."""
+        self._said: dict[str, Any] | None = None
+        """Where the loader says that the next batch comes from."""
         self._iterator: Iterator[T] | None = None
         self._recent: deque[_Drawn[T]] = deque(maxlen=keep)
         self._ahead: deque[_Drawn[T]] = deque()
@@ -70,12 +81,17 @@ class Batches(Generic[T]):
         else:
             drawn = self._draw()
         self.epoch, self.drawn = drawn.place
+        self._said = drawn.loader
         self._recent.append(drawn.copy())
         return drawn.batch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch comes from."""
-        return {"epoch": self.epoch, "drawn": self.drawn, "began": self._began}
+        generated, said = self._generated, self._said
+        if not self._began:
+            generated = self._states()
+            said = None if self._teller is None else {"dataset": copy.deepcopy(self._teller.dataset.state_dict())}
+        return {"epoch": self.epoch, "drawn": self.drawn, "began": self._began, "generators": generated, "loader": said}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue there."""
@@ -85,8 +101,9 @@ class Batches(Generic[T]):
             self._ahead.extendleft(d.copy() for d in reversed(self._recent) if d.place > place)
             self._recent = deque((d for d in self._recent if d.place <= place), self._recent.maxlen)
         else:
-            self._seek(*place, state["began"])
+            self._seek(*place, state)
         self.epoch, self.drawn = place
+        self._said = state["loader"]
 
     def _draw(self) -> _Drawn[T]:
         if self._iterator is None:
@@ -94,34 +111,72 @@ class Batches(Generic[T]):
         assert self._iterator is not None
         try:
             batch = next(self._iterator)
-            return _Drawn((self.epoch, self.drawn + 1), batch, None if self.loader.num_workers else rng.capture())
         except StopIteration:
             if self.drawn == 0:
                 raise WorkerError("the loader of tmrun.Batches is empty") from None
+        else:
+            random = None if self.loader.num_workers else rng.capture()
+            said = None if self._teller is None else {"state": copy.deepcopy(self._teller.state_dict()), "generators": self._states()}
+            return _Drawn((self.epoch, self.drawn + 1), batch, random, said)
         self._begin(self.epoch + 1)
         self.epoch, self.drawn = self.epoch + 1, 0
         return self._draw()
+
+    @property
+    def _teller(self) -> Any:
+        """The loader, if it and its dataset can say where they are."""
+        return self.loader if all(hasattr(each, "load_state_dict") for each in (self.loader, self.loader.dataset)) else None
+
+    def _generators(self) -> list[torch.Generator]:
+        """Each once, in an order that is the same in a successor."""
+        sampler, batch_sampler = self.loader.sampler, self.loader.batch_sampler
+        owners = (self.loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
+        return list(found.values())
+
+    def _states(self) -> list[bytes]:
+        return [values.tensor_bytes(generator.get_state()) for generator in self._generators()]
+
+    def _set_states(self, states: list[bytes]) -> None:
+        for generator, state in zip(self._generators(), states, strict=True):
+            generator.set_state(_tensor(state))
 
     def _begin(self, epoch: int) -> None:
         samplers: tuple[Any, ...] = (self.loader.sampler, self.loader.batch_sampler)
         for sampler in samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
-        self._began = values.tensor_bytes(torch.get_rng_state())
+        self._began, self._generated = values.tensor_bytes(torch.get_rng_state()), self._states()
         self._iterator = iter(self.loader)
 
-    def _seek(self, epoch: int, drawn: int, began: bytes) -> None:
+    def _seek(self, epoch: int, drawn: int, state: dict[str, Any]) -> None:
         self._recent.clear()
         self._ahead.clear()
         self._iterator, self._began = None, b""
-        if not began:
+        self._set_states(state["generators"])
+        now, said = torch.get_rng_state(), state["loader"]
+        if not state["began"]:
+            if said is not None:
+                self._teller.dataset.load_state_dict(copy.deepcopy(said["dataset"]))
             return
-        now = torch.get_rng_state()
-        torch.set_rng_state(torch.frombuffer(bytearray(began), dtype=torch.uint8))
-        self._begin(epoch)
+        torch.set_rng_state(_tensor(state["began"]))
+        if said is None:
+            self._begin(epoch)
+            self._skip(drawn)
+        else:
+            self._teller.load_state_dict(copy.deepcopy(said["state"]))
+            self._begin(epoch)
+            self._set_states(said["generators"])
+        torch.set_rng_state(now)
+
+    def _skip(self, count: int) -> None:
+        """Run the iterator forward. What it draws from the generators it has drawn then as well."""
         assert self._iterator is not None
         quick = self.loader.num_workers == 0 and not isinstance(self.loader.dataset, IterableDataset)
         indices: Iterator[Any] = getattr(self._iterator, "_sampler_iter", self._iterator) if quick else self._iterator
-        for _ in range(drawn):
+        for _ in range(count):
             next(indices)
-        torch.set_rng_state(now)
+
+
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

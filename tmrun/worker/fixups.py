@@ -27,15 +27,29 @@ def reset_ddp(models: Iterable[DistributedDataParallel]) -> None:
 
 
 def reset_fsdp(module: torch.nn.Module) -> None:
-    """Forget the unfinished step of every FSDP2 root below ``module``."""
-    for root in module.modules():
-        if hasattr(root, "reset_iter_state"):
-            _reset_root(root)
-            return
+    """Forget the unfinished step of every FSDP2 root below ``module``. Those below a root share its context."""
+    seen: set[int] = set()
+    for part in fsdp_parts(module):
+        context = part._get_fsdp_state()._state_ctx
+        if id(context) not in seen:
+            seen.add(id(context))
+            _reset_root(part, context.all_states)
 
 
-def _reset_root(root: Any) -> None:
-    groups = [g for state in root._get_fsdp_state()._state_ctx.all_states for g in state._fsdp_param_groups]
+def fsdp_parts(module: torch.nn.Module) -> list[Any]:
+    """What ``fully_shard`` was called for, roots first."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # slow to import, and not needed by who does not use it
+    return [] if fsdp is None else [part for part in module.modules() if isinstance(part, fsdp.FSDPModule)]
+
+
+def check_fsdp(module: torch.nn.Module) -> None:
+    """Raises WorkerError where torch cannot forget an unfinished step."""
+    if any(not hasattr(part, "reset_iter_state") for part in fsdp_parts(module)):
+        raise WorkerError(f"fully_shard of torch {torch.__version__} cannot run a broken step again (no reset_iter_state); torch 2.13 can")
+
+
+def _reset_root(root: Any, states: Iterable[Any]) -> None:
+    groups = [group for state in states for group in state._fsdp_param_groups]
     for group in groups:
         _drop_failed_gather(group)
     root.reset_iter_state()
@@ -53,6 +67,17 @@ def _drop_failed_gather(group: Any) -> None:
             work.wait()
         except RuntimeError:
             group._all_gather_result = None  # reset_iter_state would raise the same error again
+
+
+def reset_scalers(owners: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Forget which optimizers a GradScaler has unscaled, and what it lent to a fused one: the redo would not unscale, or scale twice."""
+    for owner in owners:
+        if isinstance(owner, torch.amp.GradScaler):
+            owner._per_optimizer_states.clear()
+    for optimizer in optimizers:
+        for lent in ("grad_scale", "found_inf"):
+            if hasattr(optimizer, lent):
+                delattr(optimizer, lent)
 
 
 def reset_pipelines() -> None:

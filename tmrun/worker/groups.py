@@ -24,7 +24,7 @@ May not know: migrations, steps, the agent.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -205,6 +205,11 @@ class Groups:
         self._groups = {}
         self.poisoned = False
         self.closed.clear()
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of those that there are now; what is made later does not appear in it."""
+        return self._groups.keys()
 
     def __iter__(self) -> Iterator[Group]:
         return iter([self._groups[name] for name in sorted(self._groups)])

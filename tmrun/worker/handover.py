@@ -45,9 +45,9 @@ def take_all(process: Process, backend: Backend, direct: Direct) -> int:
     """The joiner's side of ``give_all``. Returns bytes received."""
     tree, received, digest = transfer.receive_source(backend, 0, process.state, transfer.STALL, process.tell_transfer, direct)
     process.state.put_objects(tree["objects"])
-    transfer.acknowledge(backend, 0, digest)
     rng.restore(rng.decode(tree["rng"]))
     _adopt(process, tree, since_reset=SETTLED_STEPS)
+    transfer.acknowledge(backend, 0, digest)  # last: the leaver goes now
     for rank, needs in tree["witnessed"].items():
         process.ledger.witness(rank, tree["step"] - 1, needs)
     return received
@@ -156,7 +156,9 @@ def roll_back(process: Process, step: int) -> None:
     process.state.put_objects(tree["objects"])
     rng.restore(rng.decode(tree["rng"]))
     process.ledger.restarted()
-    c10d._world.group_count = tree["group_count"]
+    made = tree["group_count"]
+    process.live.undo_groups(lambda name: not name.isdecimal() or int(name) < made, f"a step after {step - 1}")  # torch numbers them
+    c10d._world.group_count = made
 
 
 def restart_snapshots(process: Process, target: int) -> None:
@@ -183,7 +185,12 @@ def _common(process: Process, step: int) -> dict[str, Any]:
 
 
 def _agreed(process: Process) -> dict[str, Any]:
-    return {"total": process.total, "signatures": list(process.ledger.signatures), "capacity": process.ledger.capacity}
+    return {
+        "total": process.total,
+        "signatures": list(process.ledger.signatures),
+        "capacity": process.ledger.capacity,
+        "restless": process.state.untrained.restless,
+    }
 
 
 def _adopt(process: Process, tree: dict[str, Any], *, since_reset: int) -> None:
@@ -191,6 +198,7 @@ def _adopt(process: Process, tree: dict[str, Any], *, since_reset: int) -> None:
         raise WorkerError(f"the running job plans {many(tree['total'], 'step')}, this script {process.total}; same script, same flags?")
     c10d._world.group_count = tree["group_count"]
     process.ledger.adopt(process.rank, tuple(tree["signatures"]), tree["capacity"])
+    process.state.untrained.adopt(tree["restless"])
     process.counters = Counters(SETTLED_STEPS, since_reset)
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -133,6 +133,15 @@ class Live:
                 self.groups.clear()
             else:
                 self.groups.forget(pg)
+
+    def undo_groups(self, lasting: Callable[[str], bool], when: str) -> None:
+        """Destroy all groups but the ``lasting`` ones: what made them is undone, and makes them again under the same names."""
+        for group in [each for each in self.groups if not lasting(each.name)]:
+            dist.destroy_process_group(group.pg)
+            self.groups.closed[group.pg] = (
+                f"process group {group.name} of ranks {list(group.ranks)} was made in {when}, which was undone; "
+                "make groups before run.steps, or in every step that uses them"
+            )
 
     def set_timeout(self, pg: dist.ProcessGroup, timeout: timedelta) -> bool:
         """A new default timeout, which later communicators keep. Whether the group is ours."""

@@ -29,7 +29,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -88,6 +88,8 @@ class _InStep:
 
     number: int
     snapshot: Snapshot | None
+    groups: Collection[str] = ()
+    """Names of the groups that there were when it began."""
     tail: Tail | None = None
     """Once its vote passed."""
     late: Pending | None = None
@@ -310,7 +312,8 @@ class Runtime:
             raise WorkerError(f"step {int(step)} begins inside step {self._open.number}; leave the with block first")
         check_first(self._entered, int(step))
         self._entered, self._next = True, int(step) + 1
-        self._open = _InStep(int(step), None if self.sandboxed else self._process.state.snapshot())
+        snapshot = None if self.sandboxed else self._process.state.snapshot()
+        self._open = _InStep(int(step), snapshot, self._process.live.groups.names)
         self._process.live.arm(True)
         tape = self._process.replay or self._process.recorder
         if tape is not None:
@@ -377,6 +380,7 @@ class Runtime:
         if target_of(pending) != current.number and not rolls_back(pending):
             raise WorkerError(f"told to go on at step {target_of(pending)}, but step {current.number} broke off before its vote")
         self._next = target_of(pending)
+        self._process.live.undo_groups(current.groups.__contains__, f"step {current.number}")
         c10d._world.group_count = current.group_count
         stayer.carry_out(self._process, pending, current.snapshot)
 

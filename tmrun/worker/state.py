@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import fixups, rng, values
-from tmrun.worker.buffers import Buffers
+from tmrun.worker.untrained import Untrained
 
 Needs = dict[str, bytes]
 """Named parts, encoded: random generators and objects."""
@@ -44,12 +44,13 @@ class State:
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
     ddps: list[DistributedDataParallel] = field(default_factory=list)
-    _buffers: Buffers = field(default_factory=Buffers)
+    untrained: Untrained = field(default_factory=Untrained)
 
     def register(self, registered: Mapping[str, Any]) -> None:
         """Sort the objects by kind."""
         for name, value in registered.items():
             if isinstance(value, torch.nn.Module):
+                fixups.check_fsdp(value)
                 self.modules[name] = value
             elif isinstance(value, torch.optim.Optimizer):
                 self.optimizers[name] = value
@@ -60,7 +61,7 @@ class State:
         """Forget everything (soft restart)."""
         for kind in (self.modules, self.optimizers, self.objects):
             kind.clear()
-        self._buffers.clear()
+        self.untrained.clear()
         self.ddps.clear()
 
     # -- tensors --------------------------------------------------------------------------------------------------------------------
@@ -81,6 +82,7 @@ class State:
 
     def adopt(self, layout: Layout) -> None:
         """Make our tensors look like ``layout`` as far as optimizers may differ. Raises WorkerError naming what does not fit."""
+        self.untrained.renew()
         mine = self.tensors()
         if set(mine) != set(layout):
             raise WorkerError(f"registered objects differ: {sorted(layout)} in the running job, {sorted(mine)} here")
@@ -129,7 +131,7 @@ class State:
     # -- redo -----------------------------------------------------------------------------------------------------------------------
     def snapshot(self) -> Snapshot:
         """Taken at the start of a step."""
-        self._buffers.keep(self.modules)
+        self.untrained.keep(self.modules)
         return Snapshot(rng.capture(), self.encoded_objects(), {n: _groups_of(o) for n, o in self.optimizers.items()})
 
     def forget_step(self) -> None:
@@ -138,11 +140,12 @@ class State:
         for module in self.modules.values():
             fixups.reset_fsdp(module)
         fixups.reset_pipelines()
+        fixups.reset_scalers(self.objects.values(), self.optimizers.values())
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Back to the start of the step."""
         self.forget_step()
-        self._buffers.put_back(self.modules)
+        self.untrained.put_back(self.modules)
         for name, groups in snapshot.groups.items():
             for group, kept_group in zip(self.optimizers[name].param_groups, groups, strict=True):
                 group.update(kept_group)
