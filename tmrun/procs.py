@@ -70,7 +70,7 @@ class Seen:
 def look(pid: int) -> Seen | None:
     """None: there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].decode().split()
     except OSError:
         return None
     return Seen(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))

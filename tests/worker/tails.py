@@ -11,21 +11,34 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 import tmrun
 from tmrun.worker import faults
 
 
-def afterwards(how: str, model: torch.nn.Module) -> None:
+def afterwards(how: str, step: int, model: torch.nn.Module) -> None:
     if how == "printed":
         count = torch.ones(1)
         dist.all_reduce(count)
-        print("ranks", count.item())
+        sparse = torch.eye(2).to_sparse()
+        dist.all_reduce(sparse)
+        if step % 2 == 0:
+            twice = functional.all_reduce(functional.all_reduce(count, "sum", dist.group.WORLD), "sum", dist.group.WORLD)
+            print("ranks", count.item(), twice.item())
     elif how == "by_hand":
         for parameter in model.parameters():
             dist.all_reduce(parameter.data)
             parameter.data /= dist.get_world_size()
+    elif how == "given":
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+    elif how == "copied":
+        for parameter in model.parameters():
+            mean = parameter.detach().clone()
+            dist.all_reduce(mean)
+            parameter.data.copy_(mean / dist.get_world_size())
     elif how == "flattened":
         flat = torch.cat([p.detach().flatten() for p in model.parameters()])
         dist.all_reduce(flat)
@@ -66,7 +79,7 @@ def main() -> None:
             if how == "backward":
                 backward(step, second)
             two.step(lambda step=step: backward(step, second)) if how == "closure" else two.step()
-            afterwards(how, second)
+            afterwards(how, step, second)
         if step.committed and fault is None:
             print("committed", int(step), flush=True)
     dist.barrier()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ import torch.distributed as dist
 from cluster import Cluster
 from nursery import Nursery
 from torch._C._distributed_c10d import FakeProcessGroup
+from torch.distributed.fsdp import fully_shard
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
 from tmrun.worker import comm, shim
 from tmrun.worker.groups import ENV_SWITCH
 from tmrun.worker.slot import SlotSwitch
+from tmrun.worker.state import State
 
 CPU = torch.device("cpu")
 GLOO = comm.CONTROL
@@ -57,6 +60,33 @@ def test_when_the_room_is_used_up_it_says_so(world: dist.ProcessGroup) -> None:
         switch.install({"cpu": FakeProcessGroup._create_internal(0, 1)})
     with pytest.raises(WorkerError, match="was switched 240 times; restart the job"):
         switch.install({"cpu": FakeProcessGroup._create_internal(0, 1)})
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
+@pytest.mark.parametrize("broken", ["one", "two"])
+def test_every_fsdp_root_forgets_the_step(world: dist.ProcessGroup, broken: str) -> None:
+    """Two that were sharded on their own, below a module that was not."""
+    model = torch.nn.ModuleDict({name: torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)) for name in ("one", "two")})
+    for part in model.values():
+        fully_shard(part[0]), fully_shard(part)
+    model["unused"] = fully_shard(torch.nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = State()
+    state.register({"model": model, "optimizer": optimizer})
+
+    def grads() -> list[Any]:
+        optimizer.zero_grad()
+        (model["one"](torch.ones(2, 3)) + model["two"](torch.ones(2, 3))).sum().backward()
+        return [p.grad.to_local().tolist() for name in ("one", "two") for p in model[name].parameters()]
+
+    wanted = grads()
+    kept = state.snapshot()
+    hook = model[broken][1].register_full_backward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        grads()
+    hook.remove()
+    state.rollback(kept)
+    assert grads() == wanted
 
 
 MANY = Path(__file__).with_name("many_groups.py")

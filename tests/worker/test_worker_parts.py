@@ -408,7 +408,7 @@ def test_several_sources_each_send_a_share(ring: list[comm.Communicator], monkey
 
 def test_damage_on_the_way_is_noticed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = trained(1), trained(1)
-    sums, wire_digest = transfer._sums, []
+    sums, wire_digest = values.sums, []
 
     def flipped(part: torch.Tensor) -> bytes:
         wire_digest.append(part.numel())
@@ -417,7 +417,7 @@ def test_damage_on_the_way_is_noticed(pair: Any, monkeypatch: pytest.MonkeyPatch
             part[17] ^= 4
         return sums(part)
 
-    monkeypatch.setattr(transfer, "_sums", flipped)
+    monkeypatch.setattr(values, "sums", flipped)
     with pytest.raises(WorkerError, match="arrived damaged"):
         together(
             lambda: transfer.send_source(pair[0].backend, 1, source, {}),
@@ -428,12 +428,12 @@ def test_damage_on_the_way_is_noticed(pair: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("size", [1, 7, 8192, 8193, 100_000])
 def test_a_sum_sees_every_byte(size: int) -> None:
     part = torch.randint(0, 255, (size,), dtype=torch.uint8)
-    before = transfer._sums(part)
+    before = values.sums(part)
     for place in {0, size // 2, size - 1}:
         part[place] ^= 1
-        assert transfer._sums(part) != before
+        assert values.sums(part) != before
         part[place] ^= 1
-    assert transfer._sums(part) == before
+    assert values.sums(part) == before
 
 
 def test_another_layout_is_an_error_that_names_the_tensor() -> None:

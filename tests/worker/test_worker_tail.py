@@ -20,7 +20,9 @@ STEP = 5
 REFUSED = {
     "backward": "an optimizer updates with what was not communicated",
     "closure": "an optimizer updates with what was not communicated",
-    "by_hand": "a collective on parameters was skipped",
+    "given": "a collective on parameters was skipped",
+    "by_hand": "parameters were changed after a collective that was skipped",
+    "copied": "parameters were changed after a collective that was skipped",
     "flattened": "parameters were changed after a collective that was skipped",
 }
 IN_BACKWARD = ("backward", "closure")

@@ -5,14 +5,14 @@
 >>> inputs, targets = next(batches)   # in the step's block; goes on with the next epoch by itself   # doctest: +SKIP
 
 The position is (epoch, batches drawn in it) and the random states when the epoch began, torch's and those of the generators that loader
-and samplers were given, for a loader draws its workers' seeds and the order of a shuffle from them. ``set_epoch`` of the sampler is called.
+and samplers hold, for a loader draws its workers' seeds and the order of a shuffle from them. ``set_epoch`` of the sampler is called.
 Going back:
 
     a few batches      a redo; they were kept, copied before anybody could change them, with the random state that drawing them left behind
     elsewhere          the epoch's iterator is made anew from those random states and run forward: by indices alone without worker processes
                        (the random state of the process itself is restored anyhow), else by drawing and dropping, for workers may draw too.
-                       A loader that can say where it is (torchdata's StatefulDataLoader) over a dataset that can too is told to go on there
-                       instead. Over any other dataset it is not: it would forget what workers have drawn at random
+                       With ``by_state``, a loader that can say where it is (torchdata's StatefulDataLoader) is told to go on there instead:
+                       quick, but what its workers draw at random it forgets
 
 May not know: process groups, steps.
 """
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import rng, values
@@ -55,14 +55,20 @@ class _Drawn(Generic[T]):
 class Batches(Generic[T]):
     """An endless iterator over a loader, epoch after epoch."""
 
-    def __init__(self, loader: DataLoader[T], *, keep: int = 8) -> None:
-        """``keep``: how many batches a step may draw at most and still be redone without running the loader anew."""
+    def __init__(self, loader: DataLoader[T], *, keep: int = 8, by_state: bool = False) -> None:
+        """``keep``: how many batches a step may draw at most and still be redone without running the loader anew.
+
+        ``by_state``: a successor calls the loader's ``load_state_dict`` instead of running it forward. Raises WorkerError if it has none.
+        """
+        if by_state and not hasattr(loader, "load_state_dict"):
+            raise WorkerError(f"tmrun.Batches(by_state=True): a {type(loader).__name__} has no load_state_dict; leave by_state out")
         self.loader = loader
+        self._by_state = by_state
         self.epoch = 0
         self.drawn = 0
         self._began = b""
         """torch's random state when the epoch began."""
-        self._generated: list[bytes] = []
+        self._generated: list[Any] = []
         """... and that of ``_generators``."""
         self._said: dict[str, Any] | None = None
         """Where the loader says that the next batch comes from."""
@@ -86,12 +92,12 @@ class Batches(Generic[T]):
         return drawn.batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch comes from."""
-        generated, said = self._generated, self._said
-        if not self._began:
-            generated = self._states()
-            said = None if self._teller is None else {"dataset": copy.deepcopy(self._teller.dataset.state_dict())}
-        return {"epoch": self.epoch, "drawn": self.drawn, "began": self._began, "generators": generated, "loader": said}
+        """Where the next batch comes from. With ``by_state``, the loader begins to work if it has not."""
+        if self._by_state and self._iterator is None:
+            self._begin(self.epoch)
+            self._said = self._say()
+        generated = self._generated if self._began else self._states()
+        return {"epoch": self.epoch, "drawn": self.drawn, "began": self._began, "generators": generated, "loader": self._said}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue there."""
@@ -116,30 +122,28 @@ class Batches(Generic[T]):
                 raise WorkerError("the loader of tmrun.Batches is empty") from None
         else:
             random = None if self.loader.num_workers else rng.capture()
-            said = None if self._teller is None else {"state": copy.deepcopy(self._teller.state_dict()), "generators": self._states()}
-            return _Drawn((self.epoch, self.drawn + 1), batch, random, said)
+            return _Drawn((self.epoch, self.drawn + 1), batch, random, self._say())
         self._begin(self.epoch + 1)
         self.epoch, self.drawn = self.epoch + 1, 0
         return self._draw()
 
-    @property
-    def _teller(self) -> Any:
-        """The loader, if it and its dataset can say where they are."""
-        return self.loader if all(hasattr(each, "load_state_dict") for each in (self.loader, self.loader.dataset)) else None
+    def _say(self) -> dict[str, Any] | None:
+        loader: Any = self.loader
+        return {"state": copy.deepcopy(loader.state_dict()), "generators": self._states()} if self._by_state else None
 
-    def _generators(self) -> list[torch.Generator]:
+    def _generators(self) -> list[Any]:
         """Each once, in an order that is the same in a successor."""
-        sampler, batch_sampler = self.loader.sampler, self.loader.batch_sampler
-        owners = (self.loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
-        found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
-        return list(found.values())
+        found: dict[int, Any] = {}
+        for owner in (self.loader, self.loader.sampler, self.loader.batch_sampler):
+            _collect(owner, found)
+        return [stateful for stateful in found.values() if stateful is not None]
 
-    def _states(self) -> list[bytes]:
-        return [values.tensor_bytes(generator.get_state()) for generator in self._generators()]
+    def _states(self) -> list[Any]:
+        return [generator.state_dict() for generator in self._generators()]
 
-    def _set_states(self, states: list[bytes]) -> None:
+    def _set_states(self, states: list[Any]) -> None:
         for generator, state in zip(self._generators(), states, strict=True):
-            generator.set_state(_tensor(state))
+            generator.load_state_dict(state)
 
     def _begin(self, epoch: int) -> None:
         samplers: tuple[Any, ...] = (self.loader.sampler, self.loader.batch_sampler)
@@ -156,15 +160,14 @@ class Batches(Generic[T]):
         self._set_states(state["generators"])
         now, said = torch.get_rng_state(), state["loader"]
         if not state["began"]:
-            if said is not None:
-                self._teller.dataset.load_state_dict(copy.deepcopy(said["dataset"]))
             return
         torch.set_rng_state(_tensor(state["began"]))
         if said is None:
             self._begin(epoch)
             self._skip(drawn)
         else:
-            self._teller.load_state_dict(copy.deepcopy(said["state"]))
+            loader: Any = self.loader
+            loader.load_state_dict(copy.deepcopy(said["state"]))
             self._begin(epoch)
             self._set_states(said["generators"])
         torch.set_rng_state(now)
@@ -180,3 +183,15 @@ class Batches(Generic[T]):
 
 def _tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _collect(owner: Any, found: dict[int, Any]) -> None:
+    """The random number generators of a loader or sampler, and of the samplers in it: the identity of each -> how to read and set it."""
+    if id(owner) in found or not hasattr(owner, "__dict__"):
+        return
+    found[id(owner)] = None
+    for value in vars(owner).values():
+        if isinstance(value, Sampler):
+            _collect(value, found)
+        elif (able := rng.stateful(value)) is not value:
+            found.setdefault(id(value), able)

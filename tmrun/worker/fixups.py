@@ -27,17 +27,15 @@ def reset_ddp(models: Iterable[DistributedDataParallel]) -> None:
 
 
 def reset_fsdp(module: torch.nn.Module) -> None:
-    """Forget the unfinished step of every FSDP2 root below ``module``. Those below a root share its context."""
-    seen: set[int] = set()
+    """Forget the unfinished step of every FSDP2 root at or below ``module``."""
     for part in fsdp_parts(module):
-        context = part._get_fsdp_state()._state_ctx
-        if id(context) not in seen:
-            seen.add(id(context))
-            _reset_root(part, context.all_states)
+        state = part._get_fsdp_state()
+        if state._is_root:  # None: it has not run yet
+            _reset_root(part, state._state_ctx.all_states)
 
 
 def fsdp_parts(module: torch.nn.Module) -> list[Any]:
-    """What ``fully_shard`` was called for, roots first."""
+    """What ``fully_shard`` was called for."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # slow to import, and not needed by who does not use it
     return [] if fsdp is None else [part for part in module.modules() if isinstance(part, fsdp.FSDPModule)]
 

@@ -189,7 +189,7 @@ def _agreed(process: Process) -> dict[str, Any]:
         "total": process.total,
         "signatures": list(process.ledger.signatures),
         "capacity": process.ledger.capacity,
-        "restless": process.state.untrained.restless,
+        "untrained": process.state.untrained.found,
     }
 
 
@@ -198,7 +198,7 @@ def _adopt(process: Process, tree: dict[str, Any], *, since_reset: int) -> None:
         raise WorkerError(f"the running job plans {many(tree['total'], 'step')}, this script {process.total}; same script, same flags?")
     c10d._world.group_count = tree["group_count"]
     process.ledger.adopt(process.rank, tuple(tree["signatures"]), tree["capacity"])
-    process.state.untrained.adopt(tree["restless"])
+    process.state.untrained.adopt(tree["untrained"])
     process.counters = Counters(SETTLED_STEPS, since_reset)
 
 

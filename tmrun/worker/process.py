@@ -158,8 +158,10 @@ class Process:
         """Whether an error belongs to a lost connection. Once a failure is reported any does: bodies then run on garbage."""
         if isinstance(error, StepLost | VoteBroken | dist.DistNetworkError):
             return True
-        if isinstance(error, WorkerError) or not isinstance(error, Exception):
+        if isinstance(error, WorkerError | KeyboardInterrupt | SystemExit | GeneratorExit | SoftRestart):
             return False
+        if self.trouble is not None and not isinstance(error, Exception):
+            return True  # torch's CheckpointException, which collects what went wrong inside
         if self.board.failure is not None or self.live.failing:
             return True
         if isinstance(error, dist.DistBackendError):

@@ -45,6 +45,7 @@ class State:
     objects: dict[str, Any] = field(default_factory=dict)
     ddps: list[DistributedDataParallel] = field(default_factory=list)
     untrained: Untrained = field(default_factory=Untrained)
+    _trained: list[torch.Tensor] | None = None
 
     def register(self, registered: Mapping[str, Any]) -> None:
         """Sort the objects by kind."""
@@ -63,12 +64,19 @@ class State:
             kind.clear()
         self.untrained.clear()
         self.ddps.clear()
+        self._trained = None
 
     # -- tensors --------------------------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Local tensors per object, by key."""
         found = {name: _module_tensors(module) for name, module in self.modules.items()}
         return {**found, **{name: _optimizer_tensors(optimizer) for name, optimizer in self.optimizers.items()}}
+
+    def trained(self) -> list[torch.Tensor]:
+        """Parameters of all modules that take gradients, as they were when first asked for."""
+        if self._trained is None:
+            self._trained = [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
+        return self._trained
 
     def shared(self, name: str) -> set[str]:
         """Keys whose tensors are the same on replicas: parameters' and optimizers'; buffers may differ until DDP next broadcasts them."""
@@ -145,7 +153,7 @@ class State:
     def rollback(self, snapshot: Snapshot) -> None:
         """Back to the start of the step."""
         self.forget_step()
-        self.untrained.put_back(self.modules)
+        self.untrained.put_back()
         for name, groups in snapshot.groups.items():
             for group, kept_group in zip(self.optimizers[name].param_groups, groups, strict=True):
                 group.update(kept_group)

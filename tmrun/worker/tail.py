@@ -5,13 +5,15 @@ parameter that is made from it would differ from rank to rank, and nobody would 
 
     another update                  is refused (two networks that train in turns, an optimizer that communicates inside ``step``, or is
                                     stepped in the middle of backward)
-    parameters changed by hand      since the first collective of the tail, or given to one, are refused (an average of parameters)
+    a parameter changed by hand     after it, or given to a collective of the tail, is refused (an average of parameters)
 
-In the first step of a job a script of the first kind is told of it beforehand. May not know: how it is skipped, votes.
+What else is made from it (a learning rate from a mean loss, a buffer) is not seen. In the first step of a job a script of the first kind
+is told of it beforehand. May not know: how it is skipped, votes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +21,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from tmrun.core.errors import WorkerError
+from tmrun.worker import values
 from tmrun.worker.process import Process
+from tmrun.worker.state import local
 
 _REMEDY = "finish communication before the first optimizer.step() of a step, or make it two steps"
 
@@ -35,9 +40,10 @@ class Tail:
         self._hidden = process.live.hidden
         self._started = process.live.started if process.rank == 0 and process.counters.done == 0 else None
         self._skipped = 0
-        self._told = False
-        self._before: list[tuple[int, int]] | None = None
-        """Version and place of every parameter when the script first communicated."""
+        self._seen: list[tuple[int, int, int]] | None = None
+        """Of every parameter, when the script first communicated, what shows most changes."""
+        self._contents: list[bytes] | None = None
+        """... and what shows all, when something was first skipped."""
         self._given: list[int] = []
         """Where the memory is that the script's collectives worked on."""
         self._hooks: list[RemovableHandle] = []
@@ -60,16 +66,16 @@ class Tail:
         self._note(args, kwargs)
         self._skipped += 1
         self._hear_gradients()
-        if not self._told:
-            self._told = True
+        if self._contents is None:
+            self._contents = self._digests()
             what = f"tmrun: rank {self._process.rank}: a rank was lost after step {self._number} had counted"
             text = "communication in the rest of the step is skipped, what it reports there is not valid"
             print(f"{what}; {text}", file=sys.stderr, flush=True)
 
     def _note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if self._before is None:
-            self._before = [(p._version, p.data_ptr()) for p in self._parameters()]
-        self._given += [tensor.untyped_storage().data_ptr() for tensor in _tensors((*args, *kwargs.values()))]
+        if self._seen is None:
+            self._seen = self._signs()
+        self._given += [_address(tensor) for tensor in _tensors((*args, *kwargs.values()))]
 
     def update(self) -> None:
         """An optimizer is about to update again, or has updated. Raises WorkerError if that rests on skipped communication."""
@@ -83,21 +89,21 @@ class Tail:
         """The block is over. Raises WorkerError if skipped communication went into parameters."""
         while self._hooks:
             self._hooks.pop().remove()
-        if self._before is None or not self._is_broken():
+        if not self._is_broken():
             return
-        if self._before != [(p._version, p.data_ptr()) for p in self._parameters()]:
+        if self._contents not in (None, self._digests()) or self._seen not in (None, self._signs()):
             raise half_step(self._number, "parameters were changed after a collective that was skipped")
-        if {p.untyped_storage().data_ptr() for p in self._parameters()}.intersection(self._given):
+        if {_address(p) for p in self._process.state.trained()}.intersection(self._given) - {0}:
             raise half_step(self._number, "a collective on parameters was skipped")
 
     def _is_broken(self) -> bool:
         return self._skipped > 0 or self._process.live.hidden != self._hidden
 
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        """What is trained; of what is sharded, our part."""
-        for optimizer in self._process.state.optimizers.values():
-            for group in optimizer.param_groups:
-                yield from (getattr(parameter, "_local_tensor", parameter) for parameter in group["params"])
+    def _signs(self) -> list[tuple[int, int, int]]:
+        return [(p._version, _local(p)._version, _local(p).data_ptr()) for p in self._process.state.trained()]
+
+    def _digests(self) -> list[bytes]:
+        return [hashlib.blake2b(values.tensor_bytes(local(p)), digest_size=16).digest() for p in self._process.state.trained()]
 
     def _hear_gradients(self) -> None:
         """DDP reduces from C++, which with the slot nobody sees: a gradient from here on counts as skipped communication."""
@@ -118,9 +124,23 @@ def half_step(number: int, what: str) -> WorkerError:
 def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
-            yield getattr(argument, "_local_tensor", argument)
+            yield _local(argument)
+        elif isinstance(argument, dist.P2POp):
+            yield _local(argument.tensor)
         elif isinstance(argument, (list, tuple)):
             yield from _tensors(argument)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "_local_tensor", tensor)  # quicker than to_local
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Of its memory; 0 for a sparse one, or one that only stands for another."""
+    try:
+        return _local(tensor).untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
 
 
 def _warn(number: int) -> None:

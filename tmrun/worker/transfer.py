@@ -32,8 +32,6 @@ from tmrun.worker.state import Needs, State
 _AHEAD = 2 * PART
 """Bytes under way beside the part that is worked on, for each source."""
 _LOOK_S = 0.0002
-_SUMMED = 1 << 13
-"""Bytes that share one checksum."""
 STALL = timedelta(seconds=float(os.environ.get("TMRUN_TEST_STALL_S", "60")))
 """How long a part of a drain's transfer may take before the other side counts as dead: no Prepare tells of a leaver that hangs."""
 _TREE, _TENSORS, _DIGEST, _ACK, _NEEDS, _WITNESSED = 11, 12, 13, 14, 15, 16
@@ -137,7 +135,7 @@ def _send_parts(backend: Backend, to: int, parts: Iterable[Carried], digest: has
     under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
     for carrier, part in parts:
         under_way.append((carrier.send([part], to, _TENSORS), part))
-        digest.update(_sums(part))
+        digest.update(values.sums(part))
         total += part.numel()
         ahead += part.numel()
         while ahead - under_way[0][1].numel() > _AHEAD:
@@ -173,7 +171,7 @@ def receive_source(
     done = 0
     with torch.no_grad():
         for source, part, buffer in _receive_parts(backend, direct, list(digests), image, patience):
-            digests[source].update(_sums(buffer))
+            digests[source].update(values.sums(buffer))
             image.write(part, buffer)
             done += buffer.numel()
             if told is not None:
@@ -224,16 +222,6 @@ def _wait(work: dist.Work, part: torch.Tensor, patience: timedelta) -> None:
             raise dist.DistBackendError(f"a part of the state took longer than {patience.total_seconds():g} s")
         time.sleep(_LOOK_S)
     work.wait()
-
-
-def _sums(part: torch.Tensor) -> bytes:
-    """Sums of 64-bit words, one for every 8 KiB, at the speed of memory: a hash of all bytes took longer than sending them."""
-    if part.storage_offset() % 8 or part.data_ptr() % 8:
-        part = part.clone()
-    even = part.numel() // _SUMMED * _SUMMED
-    rest = part[even:].to(torch.int64)
-    tail = (rest * torch.arange(1, rest.numel() + 1, device=part.device)).sum()
-    return values.tensor_bytes(torch.cat([part[:even].view(torch.int64).view(-1, _SUMMED // 8).sum(1), tail[None]]))
 
 
 def acknowledge(backend: Backend, to: int, digest: bytes) -> None:

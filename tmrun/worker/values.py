@@ -249,3 +249,17 @@ _READERS: dict[bytes, Callable[[bytes, int], tuple[Any, int]]] = {
     b"a": _read_ndarray,
     b"g": _read_numpy_scalar,
 }
+
+
+_SUMMED = 1 << 13
+"""Bytes that share one checksum."""
+
+
+def sums(part: torch.Tensor) -> bytes:
+    """Sums of 64-bit words of a flat tensor of bytes, one for every 8 KiB, at the speed of memory: a hash is slower than a network."""
+    if part.storage_offset() % 8 or part.data_ptr() % 8:
+        part = part.clone()
+    even = part.numel() // _SUMMED * _SUMMED
+    rest = part[even:].to(torch.int64)
+    tail = (rest * torch.arange(1, rest.numel() + 1, device=part.device)).sum()
+    return tensor_bytes(torch.cat([part[:even].view(torch.int64).view(-1, _SUMMED // 8).sum(1), tail[None]]))
