@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.modules.module import (
@@ -38,44 +40,64 @@ Place = tuple[str, str]
 """Module and name in it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Kept:
     """A tensor at the start of a step; None: there was none."""
 
+    place: Place
     holder: Holder
-    tensor: torch.Tensor | None
+    frozen: bool
+    """A parameter; else a buffer."""
+    key: str = ""
+    tensor: torch.Tensor | None = None
     version: int = 0
     address: int = 0
+    size: int = 0
     content: torch.Tensor | None = None
     always: bool = False
-    """Whether its changes may not show."""
+    """Whether it is copied in every step: small, or its changes do not show."""
+    source: torch.Tensor | None = None
+    """The tensor itself, if it can be copied together with others."""
     fingerprint: bytes | None = None
     seen: int = 0
     """The step that it is of."""
 
+    def take(self, now: torch.Tensor | None, *, copied: bool, restless: bool) -> None:
+        """As it is now."""
+        self.tensor, self.content, self.always, self.source, self.fingerprint = now, None, False, None, None
+        if now is None or now.is_meta:
+            return
+        plain = now.layout == torch.strided and not now.is_quantized
+        self.always = not plain or restless or (copied and not self.frozen and now.nbytes <= SMALL)
+        self.content = _copy(now) if copied or self.always else None
+        self.version, self.address, self.size = now._version, now.data_ptr() if plain else 0, now.numel()
+        self.source = _local(now).detach() if plain and self.always else None
+
+    def same(self, now: torch.Tensor) -> bool:
+        """Whether it is the same memory, whatever it holds."""
+        return now is self.tensor and (self.address == 0 or (now.data_ptr() == self.address and now.numel() == self.size))
+
     def touched(self, now: torch.Tensor | None) -> bool:
         """Whether it changed in a way that shows without looking at its content."""
-        if now is None or now is not self.tensor:
-            return now is not self.tensor
-        return now._version != self.version or (not self.always and now.data_ptr() != self.address)
+        return now is not self.tensor if now is None else not self.same(now) or now._version != self.version
 
 
 class Untrained:
     """The copies, by module and name."""
 
     def __init__(self) -> None:
-        self._kept: dict[Place, _Kept] = {}
+        self._kept: list[_Kept] = []
+        self._together: list[tuple[list[torch.Tensor], list[torch.Tensor]]] | None = None
+        """Where to and from where what is copied in every step, by kind; None: to be found out."""
         self._restless: set[Place] = set()
         self._moving: set[Place] = set()
-        self._buffers: list[tuple[str, Holder]] | None = None
-        self._parameters: list[tuple[Place, Holder, torch.Tensor]] = []
         self._parts: set[int] = set()
         self._calls = 0
         me = weakref.ref(self)  # torch keeps the hooks for good
 
         def registered(module: torch.nn.Module, *_: object) -> None:
             if (untrained := me()) is not None and id(module) in untrained._parts:
-                untrained._buffers = None
+                untrained._parts.clear()  # look again
 
         register_module_buffer_registration_hook(registered)
         register_module_module_registration_hook(registered)
@@ -86,83 +108,97 @@ class Untrained:
         """Copy what may have changed."""
         self._calls += 1
         look = self._calls <= FIRST or self._calls % EVERY < 2
-        if self._buffers is None or look:
+        if not self._parts or look:
             self._find(modules)
-        for path, holder in self._buffers or ():
-            for key, buffer in holder.items():
-                self._keep_buffer((path, key), holder, buffer, look)
-        for place, holder, parameter in self._parameters:
-            if not parameter.requires_grad:
-                self._keep_frozen(place, holder, parameter, look)
+        for kept in self._kept:
+            now = kept.holder.get(kept.key)
+            if kept.always and now is not None and kept.same(now) and not kept.frozen:
+                continue
+            if not kept.frozen:
+                self._keep_buffer(kept, now)
+            elif now is not None and not now.requires_grad:
+                self._keep_frozen(kept, now)
+            else:
+                continue
+            if look and now is not None and not kept.always:
+                self._compare(kept, now)
+        self._copy_together()
 
-    def _keep_buffer(self, place: Place, holder: Holder, now: torch.Tensor | None, look: bool) -> None:
-        kept = self._kept.get(place)
-        if kept is None or kept.touched(now):
-            kept = self._kept[place] = _kept(holder, now, copied=True)
-        elif kept.always or place in self._restless:
-            kept.content = _copy(now)
+    def _keep_buffer(self, kept: _Kept, now: torch.Tensor | None) -> None:
+        if not kept.seen or kept.touched(now):
+            self._take(kept, now, copied=True)
+
+    def _keep_frozen(self, kept: _Kept, now: torch.Tensor) -> None:
+        if not kept.seen or kept.seen != self._calls - 1:  # it was trained meanwhile
+            self._take(kept, now, copied=kept.place in self._moving)
+        elif kept.touched(now) and not (kept.always and kept.same(now)):
+            self._moving.add(kept.place)
+            self._take(kept, now, copied=True)
         kept.seen = self._calls
-        if look and now is not None and not kept.always:
-            self._compare(place, kept, now)
 
-    def _keep_frozen(self, place: Place, holder: Holder, now: torch.Tensor, look: bool) -> None:
-        kept = self._kept.get(place)
-        if kept is None or kept.seen != self._calls - 1:  # or it was trained meanwhile
-            kept = self._kept[place] = _kept(holder, now, copied=place in self._moving)
-        elif kept.touched(now):
-            self._moving.add(place)
-            kept = self._kept[place] = _kept(holder, now, copied=True)
-        elif kept.always or place in self._restless:
-            kept.content = _copy(now)
+    def _take(self, kept: _Kept, now: torch.Tensor | None, *, copied: bool) -> None:
+        kept.take(now, copied=copied, restless=kept.place in self._restless)
         kept.seen = self._calls
-        if look and not kept.always:
-            self._compare(place, kept, now)
+        self._together = None
 
-    def _compare(self, place: Place, kept: _Kept, now: torch.Tensor) -> None:
-        if place in self._restless or now.is_meta:
+    def _compare(self, kept: _Kept, now: torch.Tensor) -> None:
+        if now.is_meta:
             return
         before, kept.fingerprint = kept.fingerprint, _fingerprint(now)
         if before is not None and before != kept.fingerprint:
-            self._restless.add(place)
-            self._moving.add(place)
-            kept.content = _copy(now)
+            self._restless.add(kept.place)
+            self._moving.add(kept.place)
+            self._take(kept, now, copied=True)
+
+    def _copy_together(self) -> None:
+        """On a device a kernel for all, instead of one each."""
+        if self._together is None:
+            kinds: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
+            for kept in self._kept:
+                if kept.source is not None and kept.content is not None:
+                    contents, sources = kinds[kept.source.dtype, kept.source.device]
+                    contents.append(kept.content)
+                    sources.append(kept.source)
+            self._together = list(kinds.values())
+        for contents, sources in self._together:
+            torch._foreach_copy_(contents, sources)
+        for kept in self._kept:
+            if kept.always and kept.source is None and kept.tensor is not None:
+                kept.content = _copy(kept.tensor)
 
     # -- back to it -----------------------------------------------------------------------------------------------------------------
     def put_back(self) -> None:
         """Copy back what changed since ``keep``. Raises WorkerError if there is nothing to copy."""
         with torch.no_grad():
-            for place, kept in self._kept.items():
-                if kept.seen == self._calls:
-                    self._put_back(place, kept)
+            for kept in self._kept:
+                if kept.seen == self._calls or (kept.seen and not kept.frozen):
+                    self._put_back(kept)
 
-    def _put_back(self, place: Place, kept: _Kept) -> None:
-        now = kept.holder.get(place[1])
+    def _put_back(self, kept: _Kept) -> None:
+        if not kept.always and not kept.touched(kept.holder.get(kept.key)):
+            return
         if kept.content is None and kept.tensor is not None:
-            if kept.touched(now):
-                raise WorkerError(
-                    f"{'.'.join(place)}, which is frozen, changed for the first time in a step that has to be run again; "
-                    "what it was before is not known"
-                )
-            return
-        if not (kept.touched(now) or kept.always or place in self._restless):
-            return
-        kept.holder[place[1]] = kept.tensor
+            raise WorkerError(
+                f"{'.'.join(kept.place)}, which is frozen, changed for the first time in a step that has to be run again; "
+                "what it was before is not known"
+            )
+        kept.holder[kept.key] = kept.tensor
         if kept.tensor is not None and kept.content is not None:
             _write(kept.tensor, kept.content)
-            kept.version = kept.tensor._version
-            kept.address = 0 if kept.always else kept.tensor.data_ptr()
+            self._take(kept, kept.tensor, copied=True)
 
-    # -- others' ---------------------------------------------------------------------------------------------------------------------
+    # -- others' --------------------------------------------------------------------------------------------------------------------
     def renew(self) -> None:
         """Everything is about to be written from elsewhere."""
-        self._kept.clear()
+        self._kept = []
+        self._parts.clear()
 
     def clear(self) -> None:
         """Forget everything (soft restart)."""
-        self._kept.clear()
+        self.renew()
+        self._calls = 0
         self._restless.clear()
         self._moving.clear()
-        self._buffers, self._calls = None, 0
 
     @property
     def found(self) -> tuple[list[Place], list[Place]]:
@@ -178,30 +214,22 @@ class Untrained:
     def _find(self, modules: Modules) -> None:
         parts = list(_parts(modules))
         self._parts = {id(part) for _, _, part in parts}
-        self._buffers = [(path, part._buffers) for _, path, part in parts if part._buffers]
-        sharded = {name for name, module in modules.items() if fixups.fsdp_parts(module)}  # there they come and go by themselves
-        self._parameters = [
-            ((path, key), part._parameters, parameter)  # type: ignore[misc]  # invariant, and only tensors are put in
-            for name, path, part in parts
-            if name not in sharded
-            for key, parameter in part._parameters.items()
-            if parameter is not None and not parameter.is_meta
-        ]
+        sharded = {name for name, module in modules.items() if fixups.fsdp_parts(module)}  # there parameters come and go by themselves
+        known = {kept.place: kept for kept in self._kept}
+        self._kept, self._together = [], None
+        for name, path, part in parts:
+            places = [((path, key), part._buffers, False) for key in part._buffers]
+            if name not in sharded:
+                places += [((path, key), part._parameters, True) for key in part._parameters]  # type: ignore[misc]  # invariant
+            for place, holder, frozen in places:
+                kept = known.get(place)
+                self._kept.append(kept if kept is not None and kept.holder is holder else _Kept(place, holder, frozen, place[1]))
 
 
 def _parts(modules: Modules) -> Iterator[tuple[str, str, torch.nn.Module]]:
     for name, module in modules.items():
         for path, part in module.named_modules():
             yield name, f"{name}.{path}" if path else name, part
-
-
-def _kept(holder: Holder, now: torch.Tensor | None, *, copied: bool) -> _Kept:
-    if now is None or now.is_meta:
-        return _Kept(holder, now)
-    plain = now.layout == torch.strided and not now.is_quantized
-    always = not plain or (copied and now.nbytes <= SMALL)
-    content = _copy(now) if copied or not plain else None
-    return _Kept(holder, now, now._version, now.data_ptr() if plain and not always else 0, content, always)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
