@@ -36,8 +36,9 @@ def test_one_hang_after_the_other(lab: Lab, oracle: Oracle) -> None:
         wait_for(f"the workers of {victim['name']} ended", lambda v=victim: not lab.living(v["pids"]))
         lab.trains(lab.trains()["step"] + 2)
     told = lab.output()
-    for sign in ("stopped by a signal", "in _loop", "holds the GIL", "entered 1 of its collectives, others 2"):
+    for sign in ("stopped by a signal", "in _loop", "entered 1 of its collectives, others 2"):
         assert sign in told, sign
+    assert "holds the GIL" in told or "in <lambda>" in told  # on a busy machine its lateness may be noticed first
     assert "most recent call first" in told, "no stacks in the log"
     assert lab.finish() == 0
     assert_exact(lab, oracle, may_miss=2 * len(FAULTS))

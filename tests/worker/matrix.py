@@ -1,4 +1,5 @@
-"""One small training script for every parallelism: ``--mode``; what varies within one: TEST_ACCUMULATE, TEST_BF16, TEST_WIDTH.
+"""One small training script for every parallelism: ``--mode``; what varies within one: TEST_ACCUMULATE, TEST_BF16, TEST_WIDTH, and
+TEST_EVALUATE: one more forward pass after the update.
 
 Each step takes TEST_PACE_S seconds more, until the file ``fast`` is there, beside the losses.
 """
@@ -30,6 +31,7 @@ from tmrun.worker import faults
 WIDTH = int(os.environ.get("TEST_WIDTH", "16"))
 ROWS = 8
 ACCUMULATE = int(os.environ.get("TEST_ACCUMULATE", "1"))
+EVALUATE = os.environ.get("TEST_EVALUATE") == "1"
 BF16 = os.environ.get("TEST_BF16") == "1"
 
 
@@ -64,6 +66,13 @@ class Job:
     def reduce(self) -> None:
         pass
 
+    def evaluate(self, x: torch.Tensor) -> None:
+        if EVALUATE:
+            self.model.eval()
+            with torch.no_grad():
+                self.model(x)
+            self.model.train()
+
 
 class Ddp(Job):
     def __init__(self, **options: Any) -> None:
@@ -80,6 +89,8 @@ class Fsdp(Job):
         mesh = init_device_mesh("cpu", shape or (dist.get_world_size(),), mesh_dim_names=("replicate", "shard")[-max(1, len(shape)) :])
         for block in self.model:
             fully_shard(block, mesh=mesh)
+        if EVALUATE:  # the root has parameters of its own, which stay gathered after an evaluation
+            self.model.append(nn.Linear(WIDTH, WIDTH))
         fully_shard(self.model, mesh=mesh)
 
     def quiet(self, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -191,6 +202,7 @@ def main() -> None:
             nn.utils.clip_grad_norm_(parameters, 0.5)
             optimizer.step()
             schedule.step()
+            job.evaluate(x)
         if run.rehearsing:
             print("rehearsed", int(step), loss.hex(), flush=True)
         if step.committed:

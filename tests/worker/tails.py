@@ -13,36 +13,54 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 import tmrun
 from tmrun.worker import faults
 
 
-def afterwards(how: str, step: int, model: torch.nn.Module) -> None:
-    if how == "printed":
-        count = torch.ones(1)
-        dist.all_reduce(count)
-        sparse = torch.eye(2).to_sparse()
-        dist.all_reduce(sparse)
-        if step % 2 == 0:
-            twice = functional.all_reduce(functional.all_reduce(count, "sum", dist.group.WORLD), "sum", dist.group.WORLD)
-            print("ranks", count.item(), twice.item())
-    elif how == "by_hand":
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.data)
-            parameter.data /= dist.get_world_size()
-    elif how == "given":
-        for parameter in model.parameters():
-            dist.broadcast(parameter.data, 0)
-    elif how == "copied":
-        for parameter in model.parameters():
-            mean = parameter.detach().clone()
-            dist.all_reduce(mean)
-            parameter.data.copy_(mean / dist.get_world_size())
-    elif how == "flattened":
-        flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-        dist.all_reduce(flat)
-        torch.nn.utils.vector_to_parameters(flat / dist.get_world_size(), model.parameters())
+def printed(step: int, model: torch.nn.Module) -> None:
+    count = torch.ones(1)
+    dist.all_reduce(count)
+    sparse = torch.eye(2).to_sparse()
+    dist.all_reduce(sparse)
+    if step % 2 == 0:
+        twice = functional.all_reduce(functional.all_reduce(count, "sum", dist.group.WORLD), "sum", dist.group.WORLD)
+        print("ranks", count.item(), twice.item())
+
+
+def by_hand(step: int, model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
+
+
+def given(step: int, model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
+
+
+def copied(step: int, model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        mean = parameter.detach().clone()
+        dist.all_reduce(mean)
+        parameter.data.copy_(mean / dist.get_world_size())
+
+
+def waited_for(step: int, model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        mean = parameter.detach().clone()
+        dist.all_reduce(mean, async_op=True).wait()
+        parameter.data.copy_(mean / dist.get_world_size())
+
+
+def flattened(step: int, model: torch.nn.Module) -> None:
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    dist.all_reduce(flat)
+    torch.nn.utils.vector_to_parameters(flat / dist.get_world_size(), model.parameters())
+
+
+AFTER = {each.__name__: each for each in (printed, by_hand, given, copied, waited_for, flattened)}
 
 
 def main() -> None:
@@ -57,7 +75,8 @@ def main() -> None:
     first, second = (DistributedDataParallel(torch.nn.Linear(4, 4)) for _ in range(2))
     one = torch.optim.SGD(first.parameters(), 0.1, momentum=0.9)
     two = torch.optim.LBFGS(second.parameters(), 0.1, max_iter=1) if how == "closure" else torch.optim.SGD(second.parameters(), 0.1)
-    run = tmrun.join(first=first, second=second, one=one, two=two)
+    average = AveragedModel(first.module)
+    run = tmrun.join(first=first, second=second, one=one, two=two, average=average)
     fault = None if run.rehearsing else faults.from_environment(rank)
 
     def backward(step: int, model: torch.nn.Module) -> torch.Tensor:
@@ -78,8 +97,11 @@ def main() -> None:
                 continue
             if how == "backward":
                 backward(step, second)
+            if how == "printed" and step != 5:
+                dist.all_reduce(torch.ones(1))
             two.step(lambda step=step: backward(step, second)) if how == "closure" else two.step()
-            afterwards(how, step, second)
+            AFTER.get(how, lambda *_: None)(step, second)
+            average.update_parameters(first.module)
         if step.committed and fault is None:
             print("committed", int(step), flush=True)
     dist.barrier()

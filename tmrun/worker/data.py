@@ -68,12 +68,12 @@ class Batches(Generic[T]):
         self.drawn = 0
         self._began = b""
         """torch's random state when the epoch began."""
-        self._generated: list[Any] = []
-        """... and that of ``_generators``."""
+        self._generated: dict[str, Any] = {}
+        """... and those of the generators that loader and samplers hold."""
         self._said: dict[str, Any] | None = None
         """Where the loader says that the next batch comes from."""
         self._iterator: Iterator[T] | None = None
-        self._recent: deque[_Drawn[T]] = deque(maxlen=keep)
+        self._recent: deque[_Drawn[T]] = deque(maxlen=keep + 1)
         self._ahead: deque[_Drawn[T]] = deque()
 
     def __iter__(self) -> Batches[T]:
@@ -103,13 +103,14 @@ class Batches(Generic[T]):
         """Continue there."""
         place = (state["epoch"], state["drawn"])
         known = [(self.epoch, self.drawn), *(d.place for d in self._recent)]
-        if state["began"] == self._began and place in known and self._iterator is not None:
+        same = state["began"] == self._began and state.get("generators") == self._generated
+        if same and place in known and self._iterator is not None:
             self._ahead.extendleft(d.copy() for d in reversed(self._recent) if d.place > place)
             self._recent = deque((d for d in self._recent if d.place <= place), self._recent.maxlen)
         else:
             self._seek(*place, state)
         self.epoch, self.drawn = place
-        self._said = state["loader"]
+        self._said = state.get("loader")
 
     def _draw(self) -> _Drawn[T]:
         if self._iterator is None:
@@ -131,19 +132,28 @@ class Batches(Generic[T]):
         loader: Any = self.loader
         return {"state": copy.deepcopy(loader.state_dict()), "generators": self._states()} if self._by_state else None
 
-    def _generators(self) -> list[Any]:
-        """Each once, in an order that is the same in a successor."""
-        found: dict[int, Any] = {}
-        for owner in (self.loader, self.loader.sampler, self.loader.batch_sampler):
-            _collect(owner, found)
-        return [stateful for stateful in found.values() if stateful is not None]
+    def _slots(self) -> dict[str, tuple[Any, str]]:
+        """Where loader and samplers hold random number generators, or may: path -> owner and name."""
+        found: dict[str, tuple[Any, str]] = {}
+        _collect(self.loader, "loader", found)
+        return found
 
-    def _states(self) -> list[Any]:
-        return [generator.state_dict() for generator in self._generators()]
+    def _states(self) -> dict[str, Any]:
+        held = {path: getattr(owner, name) for path, (owner, name) in self._slots().items()}
+        return {path: rng.stateful(generator).state_dict() for path, generator in held.items() if generator is not None}
 
-    def _set_states(self, states: list[Any]) -> None:
-        for generator, state in zip(self._generators(), states, strict=True):
-            generator.load_state_dict(state)
+    def _set_states(self, states: dict[str, Any]) -> None:
+        """Those that were not there yet are not there again: a sampler may make its own when it is first used."""
+        for path, (owner, name) in self._slots().items():
+            generator = getattr(owner, name)
+            if path not in states:
+                if generator is not None:
+                    setattr(owner, name, None)
+                continue
+            if generator is None:
+                generator = torch.Generator()
+                setattr(owner, name, generator)
+            rng.stateful(generator).load_state_dict(states[path])
 
     def _begin(self, epoch: int) -> None:
         samplers: tuple[Any, ...] = (self.loader.sampler, self.loader.batch_sampler)
@@ -157,8 +167,9 @@ class Batches(Generic[T]):
         self._recent.clear()
         self._ahead.clear()
         self._iterator, self._began = None, b""
-        self._set_states(state["generators"])
-        now, said = torch.get_rng_state(), state["loader"]
+        if "generators" in state:
+            self._set_states(state["generators"])
+        now, said = torch.get_rng_state(), state.get("loader")
         if not state["began"]:
             return
         torch.set_rng_state(_tensor(state["began"]))
@@ -185,13 +196,12 @@ def _tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def _collect(owner: Any, found: dict[int, Any]) -> None:
-    """The random number generators of a loader or sampler, and of the samplers in it: the identity of each -> how to read and set it."""
-    if id(owner) in found or not hasattr(owner, "__dict__"):
-        return
-    found[id(owner)] = None
-    for value in vars(owner).values():
-        if isinstance(value, Sampler):
-            _collect(value, found)
-        elif (able := rng.stateful(value)) is not value:
-            found.setdefault(id(value), able)
+def _collect(owner: Any, path: str, found: dict[str, tuple[Any, str]], seen: set[int] | None = None) -> None:
+    """The places for random number generators of a loader or sampler, and of the samplers in it."""
+    seen = seen or set()
+    seen.add(id(owner))
+    for name, value in vars(owner).items():
+        if isinstance(value, Sampler) and id(value) not in seen:
+            _collect(value, f"{path}.{name}", found, seen)
+        elif rng.stateful(value) is not value or (value is None and "generator" in name):
+            found[f"{path}.{name}"] = (owner, name)

@@ -24,10 +24,11 @@ May not know: migrations, steps, the agent.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -188,7 +189,7 @@ class Groups:
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
         self.poisoned = False
-        self.closed: dict[dist.ProcessGroup, str] = {}
+        self.closed: MutableMapping[dist.ProcessGroup, str] = WeakKeyDictionary()
         """Groups that cannot be used any more, and why."""
 
     def add(self, group: Group) -> None:

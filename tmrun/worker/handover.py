@@ -43,6 +43,7 @@ def give_all(process: Process, backend: Backend, direct: Direct, step: int) -> N
 
 def take_all(process: Process, backend: Backend, direct: Direct) -> int:
     """The joiner's side of ``give_all``. Returns bytes received."""
+    process.state.forget_gathers()
     tree, received, digest = transfer.receive_source(backend, 0, process.state, transfer.STALL, process.tell_transfer, direct)
     process.state.put_objects(tree["objects"])
     rng.restore(rng.decode(tree["rng"]))
@@ -116,6 +117,7 @@ def _sources(process: Process, joiner: int, first: int, moved: tuple[int, ...]) 
 
 def be_fed(process: Process, pending: Pending, commit: wire.Commit) -> int:
     """The joiner's side of ``feed``. A ward that is gone again costs what it said, not us. Returns bytes received."""
+    process.state.forget_gathers()
     backend = _control(process)
     source, witness = _origins(commit, process.rank)
     tree, received, _ = transfer.receive_source(backend, source, process.state, told=process.tell_transfer, direct=process.live.direct)
@@ -146,6 +148,7 @@ def _tell_new_witnesses(process: Process, moved: tuple[int, ...], voted: int) ->
 
 def take_snapshot(process: Process, step: int) -> None:
     """Copy this rank's state at the boundary before ``step``."""
+    process.state.forget_gathers()
     process.snapshots.take(scope(process), step, process.state, _everything(process, step))
 
 

@@ -169,6 +169,11 @@ class Live:
         return self.switching.hidden
 
     @property
+    def queued(self) -> bool:
+        """Whether some group's collectives are only queued on a device when they return."""
+        return any(kind.QUEUED for group in self.groups for kind in group.kinds.values())
+
+    @property
     def started(self) -> int:
         """Collectives started, in all groups."""
         return sum(group.switch.started for group in self.groups)

@@ -25,7 +25,6 @@ May not know: etcd, who decides, other machines.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -507,8 +506,9 @@ class Runtime:
             raise _between(dist.DistBackendError("Connection closed: a rank was lost"))
         if not (self.sandboxed or live.groups.poisoned or (self._open is not None and live.failing)):
             try:
-                with self._process.pulse.waiting(), contextlib.nullcontext() if tail is None else tail.collective(args, kwargs):
-                    return self._heard(original, args, kwargs)
+                with self._process.pulse.waiting():
+                    heard = partial(self._heard, original, args, kwargs)
+                    return heard() if tail is None else tail.collective(heard, args, kwargs)
             except RuntimeError as error:
                 if self._between_steps and self._process.is_communication(error):
                     raise _between(error) from error
@@ -536,10 +536,9 @@ class Runtime:
             return process.replay.run(original, None, args, kwargs)
         if self._open is None or self._open.tail is None:
             return self._heard(original, args, kwargs)
-        with self._open.tail.collective(args, kwargs):
-            if process.live.groups.poisoned:
-                self._open.tail.skip(args, kwargs)
-            return self._heard(original, args, kwargs)
+        if process.live.groups.poisoned:
+            self._open.tail.skip(args, kwargs)
+        return self._open.tail.collective(partial(self._heard, original, args, kwargs), args, kwargs)
 
     def _heard(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         recorder = self._process.recorder

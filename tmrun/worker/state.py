@@ -45,7 +45,6 @@ class State:
     objects: dict[str, Any] = field(default_factory=dict)
     ddps: list[DistributedDataParallel] = field(default_factory=list)
     untrained: Untrained = field(default_factory=Untrained)
-    _trained: list[torch.Tensor] | None = None
 
     def register(self, registered: Mapping[str, Any]) -> None:
         """Sort the objects by kind."""
@@ -64,7 +63,6 @@ class State:
             kind.clear()
         self.untrained.clear()
         self.ddps.clear()
-        self._trained = None
 
     # -- tensors --------------------------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -73,10 +71,9 @@ class State:
         return {**found, **{name: _optimizer_tensors(optimizer) for name, optimizer in self.optimizers.items()}}
 
     def trained(self) -> list[torch.Tensor]:
-        """Parameters of all modules that take gradients, as they were when first asked for."""
-        if self._trained is None:
-            self._trained = [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
-        return self._trained
+        """Parameters of all optimizers, those inside registered wrappers included."""
+        owners = [*self.optimizers.values(), *(o for each in self.objects.values() for o in _optimizers(each))]
+        return [parameter for owner in owners for parameter in _parameters(owner)]
 
     def shared(self, name: str) -> set[str]:
         """Keys whose tensors are the same on replicas: parameters' and optimizers'; buffers may differ until DDP next broadcasts them."""
@@ -145,10 +142,17 @@ class State:
     def forget_step(self) -> None:
         """Drop what a broken step left behind in modules: gradients, FSDP's unsharded parameters."""
         self.drop_gradients()
-        for module in self.modules.values():
-            fixups.reset_fsdp(module)
+        self.forget_gathers()
         fixups.reset_pipelines()
         fixups.reset_scalers(self.objects.values(), self.optimizers.values())
+
+    def forget_gathers(self) -> None:
+        """FSDP gathers parameters again, on all ranks alike; an evaluation leaves those of the root gathered.
+
+        Before state is read or written, for these stand in the way of the shards, and before the next step, for they may be garbage.
+        """
+        for module in self.modules.values():
+            fixups.reset_fsdp(module)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Back to the start of the step."""
@@ -191,6 +195,11 @@ def _module_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _optimizers(owner: Any) -> list[torch.optim.Optimizer]:
+    """Those that an object holds."""
+    return [value for value in vars(owner).values() if isinstance(value, torch.optim.Optimizer)] if hasattr(owner, "__dict__") else []
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

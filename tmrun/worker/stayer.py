@@ -47,6 +47,7 @@ def stop_here(process: Process, pending: Pending, number: int) -> None:
     if pending.commit.target != number:
         raise WorkerError(f"told to switch at step {pending.commit.target}, but this rank stopped at step {number}")
     waited = time.monotonic() - began
+    process.state.forget_gathers()
     if process.leaves(pending):
         _leave(process, pending, number)
     process.ledger.switched()
@@ -148,6 +149,8 @@ def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None
         handover.roll_back(process, commit.target)
     elif undo is not None:
         process.state.rollback(undo)
+    else:
+        process.state.forget_gathers()
     handover.restart_snapshots(process, commit.target)
     began = time.monotonic()
     sent = handover.feed(process, pending, commit)

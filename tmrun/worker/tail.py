@@ -13,15 +13,14 @@ is told of it beforehand. May not know: how it is skipped, votes.
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils.hooks import RemovableHandle
 
 from tmrun.core.errors import WorkerError
@@ -37,11 +36,11 @@ class Tail:
 
     def __init__(self, process: Process, number: int) -> None:
         self._process, self._number = process, number
-        self._hidden = process.live.hidden
-        self._started = process.live.started if process.rank == 0 and process.counters.done == 0 else None
+        self._hidden, self._started = process.live.hidden, process.live.started
+        self._tells = process.rank == 0 and process.counters.done == 0
         self._skipped = 0
         self._seen: list[tuple[int, int, int]] | None = None
-        """Of every parameter, when the script first communicated, what shows most changes."""
+        """Of every parameter, when the script communicated after the last update, what shows most changes."""
         self._contents: list[bytes] | None = None
         """... and what shows all, when something was first skipped."""
         self._given: list[int] = []
@@ -50,13 +49,15 @@ class Tail:
         if process.live.groups.poisoned:
             self._hear_gradients()
 
-    @contextmanager
-    def collective(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """Around a collective of the script, which may be skipped from C++ on."""
+    def collective(self, call: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A collective of the script, to its end: one that is only waited for later would be skipped behind our back."""
         self._note(args, kwargs)
         hidden = self._process.live.hidden
         try:
-            yield
+            result = call()
+            if not self._process.live.queued:
+                _finish(result)
+            return result
         finally:
             if self._process.live.hidden != hidden:
                 self.skip()
@@ -79,31 +80,44 @@ class Tail:
 
     def update(self) -> None:
         """An optimizer is about to update again, or has updated. Raises WorkerError if that rests on skipped communication."""
-        if self._is_broken():
+        started = self._process.live.started
+        if self._is_broken(complete=started != self._started):
             raise half_step(self._number, "an optimizer updates with what was not communicated")
-        if self._started is not None and self._process.live.started != self._started:
-            self._started = None
+        if self._tells and started != self._started:
+            self._tells = False
             _warn(self._number)
+        self._started = started
+        self._seen, self._given = None, []
 
     def end(self) -> None:
         """The block is over. Raises WorkerError if skipped communication went into parameters."""
         while self._hooks:
             self._hooks.pop().remove()
-        if not self._is_broken():
+        if self._seen is None:
             return
-        if self._contents not in (None, self._digests()) or self._seen not in (None, self._signs()):
-            raise half_step(self._number, "parameters were changed after a collective that was skipped")
-        if {_address(p) for p in self._process.state.trained()}.intersection(self._given) - {0}:
-            raise half_step(self._number, "a collective on parameters was skipped")
+        changed = self._seen != self._signs() or self._contents not in (None, self._digests())
+        given = not {_address(p) for p in self._process.state.trained()}.isdisjoint(self._given)
+        if (changed or given) and self._is_broken(complete=True):
+            what = "parameters were changed after a collective that was skipped" if changed else "a collective on parameters was skipped"
+            raise half_step(self._number, what)
 
-    def _is_broken(self) -> bool:
-        return self._skipped > 0 or self._process.live.hidden != self._hidden
+    def _is_broken(self, *, complete: bool) -> bool:
+        """Whether anything was skipped. What is only queued on a device has to run before that is known."""
+        live = self._process.live
+        if complete and live.queued:
+            try:
+                live.complete()
+            except RuntimeError:
+                return True
+            if live.failing or self._process.board.failure is not None:
+                return True
+        return self._skipped > 0 or live.hidden != self._hidden
 
     def _signs(self) -> list[tuple[int, int, int]]:
         return [(p._version, _local(p)._version, _local(p).data_ptr()) for p in self._process.state.trained()]
 
     def _digests(self) -> list[bytes]:
-        return [hashlib.blake2b(values.tensor_bytes(local(p)), digest_size=16).digest() for p in self._process.state.trained()]
+        return [values.fingerprint(local(p)) for p in self._process.state.trained()]
 
     def _hear_gradients(self) -> None:
         """DDP reduces from C++, which with the slot nobody sees: a gradient from here on counts as skipped communication."""
@@ -121,13 +135,24 @@ def half_step(number: int, what: str) -> WorkerError:
     return WorkerError(f"a rank was lost in step {number} after its optimizer had begun to update, and {what}; {_REMEDY}")
 
 
-def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+def _finish(result: Any) -> None:
+    """Wait for what a collective gave."""
+    if isinstance(result, dist.Work):
+        result.wait()
+    elif isinstance(result, AsyncCollectiveTensor):
+        result.trigger_wait()
+    elif isinstance(result, (list, tuple)):
+        for each in result:
+            _finish(each)
+
+
+def _tensors(arguments: Sequence[Any]) -> Iterator[torch.Tensor]:
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             yield _local(argument)
         elif isinstance(argument, dist.P2POp):
             yield _local(argument.tensor)
-        elif isinstance(argument, (list, tuple)):
+        elif isinstance(argument, (list, tuple)) and isinstance(next(iter(argument), None), (torch.Tensor, dist.P2POp, list, tuple)):
             yield from _tensors(argument)
 
 
@@ -136,11 +161,11 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Of its memory; 0 for a sparse one, or one that only stands for another."""
+    """Of its memory; its identity for a sparse one, or one that only stands for another."""
     try:
-        return _local(tensor).untyped_storage().data_ptr()
+        return _local(tensor).untyped_storage().data_ptr() or id(tensor)
     except (RuntimeError, NotImplementedError):
-        return 0
+        return id(tensor)
 
 
 def _warn(number: int) -> None:

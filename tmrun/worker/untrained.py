@@ -12,7 +12,6 @@ May not know: steps.
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +33,11 @@ SMALL = 1 << 16
 FIRST = 3
 EVERY = 128
 """Contents are looked at in the first steps, and in two of this many later."""
+_TOGETHER = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
+"""What can be copied together on every device."""
 Modules = Mapping[str, torch.nn.Module]
 Holder = dict[str, torch.Tensor | None]
 Place = tuple[str, str]
@@ -65,13 +69,15 @@ class _Kept:
     def take(self, now: torch.Tensor | None, *, copied: bool, restless: bool) -> None:
         """As it is now."""
         self.tensor, self.content, self.always, self.source, self.fingerprint = now, None, False, None, None
-        if now is None or now.is_meta:
+        self.version = self.address = self.size = 0
+        if now is None:
             return
         plain = now.layout == torch.strided and not now.is_quantized
-        self.always = not plain or restless or (copied and not self.frozen and now.nbytes <= SMALL)
-        self.content = _copy(now) if copied or self.always else None
-        self.version, self.address, self.size = now._version, now.data_ptr() if plain else 0, now.numel()
-        self.source = _local(now).detach() if plain and self.always else None
+        untold = restless or now.is_inference()  # such a tensor has no version
+        self.always = not now.is_meta and (not plain or untold or (copied and not self.frozen and now.nbytes <= SMALL))
+        self.content = _copy(now) if (copied and not now.is_meta) or self.always else None
+        self.version, self.address, self.size = 0 if untold else now._version, now.data_ptr() if plain else 0, now.numel()
+        self.source = _local(now).detach() if plain and self.always and now.dtype in _TOGETHER else None
 
     def same(self, now: torch.Tensor) -> bool:
         """Whether it is the same memory, whatever it holds."""
@@ -79,7 +85,9 @@ class _Kept:
 
     def touched(self, now: torch.Tensor | None) -> bool:
         """Whether it changed in a way that shows without looking at its content."""
-        return now is not self.tensor if now is None else not self.same(now) or now._version != self.version
+        if now is None or not self.same(now):
+            return now is not self.tensor or now is not None
+        return not self.always and now._version != self.version
 
 
 class Untrained:
@@ -131,7 +139,7 @@ class Untrained:
     def _keep_frozen(self, kept: _Kept, now: torch.Tensor) -> None:
         if not kept.seen or kept.seen != self._calls - 1:  # it was trained meanwhile
             self._take(kept, now, copied=kept.place in self._moving)
-        elif kept.touched(now) and not (kept.always and kept.same(now)):
+        elif kept.touched(now):
             self._moving.add(kept.place)
             self._take(kept, now, copied=True)
         kept.seen = self._calls
@@ -144,7 +152,7 @@ class Untrained:
     def _compare(self, kept: _Kept, now: torch.Tensor) -> None:
         if now.is_meta:
             return
-        before, kept.fingerprint = kept.fingerprint, _fingerprint(now)
+        before, kept.fingerprint = kept.fingerprint, values.fingerprint(_local(now))
         if before is not None and before != kept.fingerprint:
             self._restless.add(kept.place)
             self._moving.add(kept.place)
@@ -242,13 +250,8 @@ def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 def _write(tensor: torch.Tensor, content: torch.Tensor) -> None:
     local = _local(tensor)
-    if local.shape == content.shape and local.layout == torch.strided:
-        local.data.copy_(content)
-    else:
-        local.data = content.clone()
-
-
-def _fingerprint(tensor: torch.Tensor) -> bytes:
-    """Of the content; what changes places within 8 KiB may not show."""
-    content = _local(tensor).detach().contiguous().view(-1).view(torch.uint8)
-    return hashlib.blake2b(values.sums(content), digest_size=16).digest()
+    with torch.inference_mode(local.is_inference()):
+        if local.shape == content.shape and local.layout == torch.strided:
+            local.data.copy_(content)
+        else:
+            local.data = content.clone()
