@@ -25,6 +25,9 @@ def printed(step: int, model: torch.nn.Module) -> None:
     sparse = torch.eye(2).to_sparse()
     dist.all_reduce(sparse)
     if step % 2 == 0:
+        rank, world, left = dist.get_rank(), dist.get_world_size(), torch.zeros(1)
+        works = [dist.isend(count, (rank + 1) % world), dist.irecv(left, (rank - 1) % world)]  # nobody's send can end before its receive
+        assert [work.wait() for work in works]
         twice = functional.all_reduce(functional.all_reduce(count, "sum", dist.group.WORLD), "sum", dist.group.WORLD)
         print("ranks", count.item(), twice.item())
 

@@ -508,7 +508,7 @@ class Runtime:
             try:
                 with self._process.pulse.waiting():
                     heard = partial(self._heard, original, args, kwargs)
-                    return heard() if tail is None else tail.collective(heard, args, kwargs)
+                    return heard() if tail is None else tail.collective(original, heard, args, kwargs)
             except RuntimeError as error:
                 if self._between_steps and self._process.is_communication(error):
                     raise _between(error) from error
@@ -538,7 +538,7 @@ class Runtime:
             return self._heard(original, args, kwargs)
         if process.live.groups.poisoned:
             self._open.tail.skip(args, kwargs)
-        return self._open.tail.collective(partial(self._heard, original, args, kwargs), args, kwargs)
+        return self._open.tail.collective(original, partial(self._heard, original, args, kwargs), args, kwargs)
 
     def _heard(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         recorder = self._process.recorder

@@ -28,6 +28,7 @@ from tmrun.worker import values
 from tmrun.worker.process import Process
 from tmrun.worker.state import local
 
+_PAIRWISE = ("isend", "irecv", "batch_isend_irecv")
 _REMEDY = "finish communication before the first optimizer.step() of a step, or make it two steps"
 
 
@@ -49,13 +50,16 @@ class Tail:
         if process.live.groups.poisoned:
             self._hear_gradients()
 
-    def collective(self, call: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A collective of the script, to its end: one that is only waited for later would be skipped behind our back."""
+    def collective(self, original: Callable[..., Any], call: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A collective of the script, to its end: one that is only waited for later would be skipped behind our back.
+
+        Not so what goes from one to another: whoever sends may have to post a receive before that can end.
+        """
         self._note(args, kwargs)
         hidden = self._process.live.hidden
         try:
             result = call()
-            if not self._process.live.queued:
+            if not self._process.live.queued and getattr(original, "__name__", "") not in _PAIRWISE:
                 _finish(result)
             return result
         finally:
