@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed as dist
 from cluster import DEADLINE_S, Cluster
 from nursery import Nursery
 from trials import STEP as TRIED
 from trials import Trials
 
 from tmrun import wire
+from tmrun.worker import values
 from tmrun.worker.groups import ENV_SWITCH
 from tmrun.worker.shim import load
+from tmrun.worker.tail import Tail
 
 Make = Callable[[str, int, str], Cluster]
 SCRIPT = Path(__file__).with_name("tails.py")
@@ -109,3 +115,20 @@ def test_an_evaluation_gathers_garbage(trials: Trials, point: str) -> None:
 def test_a_drain_after_an_evaluation(trials: Trials, mode: str) -> None:
     """What is gathered stands in the way of the shards; fsdp2 takes snapshots all the while."""
     trials.drain(mode, 1, TEST_EVALUATE="1")
+
+
+def test_a_step_without_a_loss_looks_at_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes as long as the parameters are large."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    live = SimpleNamespace(hidden=0, started=0, queued=False, groups=SimpleNamespace(poisoned=False))
+    state = SimpleNamespace(trained=lambda: [weight], ddps=[])
+    process = SimpleNamespace(live=live, state=state, rank=1, counters=SimpleNamespace(done=5), board=SimpleNamespace(failure=None))
+    looked: list[torch.Tensor] = []
+    monkeypatch.setattr(values, "fingerprint", lambda tensor: looked.append(tensor) or b"")
+    for lost in (False, True):
+        tail = Tail(cast(Any, process), 5)
+        tail.collective(dist.all_reduce, lambda: None, (torch.ones(1),), {})
+        if lost:
+            tail.skip()
+        tail.end()
+        assert bool(looked) == lost

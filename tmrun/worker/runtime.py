@@ -537,7 +537,7 @@ class Runtime:
         if self._open is None or self._open.tail is None:
             return self._heard(original, args, kwargs)
         if process.live.groups.poisoned:
-            self._open.tail.skip(args, kwargs)
+            self._open.tail.skip()
         return self._open.tail.collective(original, partial(self._heard, original, args, kwargs), args, kwargs)
 
     def _heard(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:

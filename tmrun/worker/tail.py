@@ -97,9 +97,9 @@ class Tail:
         """The block is over. Raises WorkerError if skipped communication went into parameters."""
         while self._hooks:
             self._hooks.pop().remove()
-        if self._seen is None:
-            return
-        changed = self._seen != self._signs() or self._contents not in (None, self._digests())
+        if self._seen is None or not (self._process.live.queued or self._is_broken(complete=False)):
+            return  # the usual step, in which nothing is to be looked at
+        changed = self._seen != self._signs() or (self._contents is not None and self._contents != self._digests())
         given = not {_address(p) for p in self._process.state.trained()}.isdisjoint(self._given)
         if (changed or given) and self._is_broken(complete=True):
             what = "parameters were changed after a collective that was skipped" if changed else "a collective on parameters was skipped"
@@ -118,7 +118,7 @@ class Tail:
         return self._skipped > 0 or live.hidden != self._hidden
 
     def _signs(self) -> list[tuple[int, int, int]]:
-        return [(p._version, _local(p)._version, _local(p).data_ptr()) for p in self._process.state.trained()]
+        return [(p._version, values.shard(p)._version, values.shard(p).data_ptr()) for p in self._process.state.trained()]
 
     def _digests(self) -> list[bytes]:
         return [values.fingerprint(local(p)) for p in self._process.state.trained()]
@@ -153,21 +153,17 @@ def _finish(result: Any) -> None:
 def _tensors(arguments: Sequence[Any]) -> Iterator[torch.Tensor]:
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
-            yield _local(argument)
+            yield values.shard(argument)
         elif isinstance(argument, dist.P2POp):
-            yield _local(argument.tensor)
+            yield values.shard(argument.tensor)
         elif isinstance(argument, (list, tuple)) and isinstance(next(iter(argument), None), (torch.Tensor, dist.P2POp, list, tuple)):
             yield from _tensors(argument)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return getattr(tensor, "_local_tensor", tensor)  # quicker than to_local
 
 
 def _address(tensor: torch.Tensor) -> int:
     """Of its memory; its identity for a sparse one, or one that only stands for another."""
     try:
-        return _local(tensor).untyped_storage().data_ptr() or id(tensor)
+        return values.shard(tensor).untyped_storage().data_ptr() or id(tensor)
     except (RuntimeError, NotImplementedError):
         return id(tensor)
 

@@ -77,7 +77,7 @@ class _Kept:
         self.always = not now.is_meta and (not plain or untold or (copied and not self.frozen and now.nbytes <= SMALL))
         self.content = _copy(now) if (copied and not now.is_meta) or self.always else None
         self.version, self.address, self.size = 0 if untold else now._version, now.data_ptr() if plain else 0, now.numel()
-        self.source = _local(now).detach() if plain and self.always and now.dtype in _TOGETHER else None
+        self.source = values.shard(now).detach() if plain and self.always and now.dtype in _TOGETHER else None
 
     def same(self, now: torch.Tensor) -> bool:
         """Whether it is the same memory, whatever it holds."""
@@ -85,9 +85,9 @@ class _Kept:
 
     def touched(self, now: torch.Tensor | None) -> bool:
         """Whether it changed in a way that shows without looking at its content."""
-        if now is None or not self.same(now):
-            return now is not self.tensor or now is not None
-        return not self.always and now._version != self.version
+        if now is None:
+            return self.tensor is not None
+        return not self.same(now) or (not self.always and now._version != self.version)
 
 
 class Untrained:
@@ -97,6 +97,8 @@ class Untrained:
         self._kept: list[_Kept] = []
         self._together: list[tuple[list[torch.Tensor], list[torch.Tensor]]] | None = None
         """Where to and from where what is copied in every step, by kind; None: to be found out."""
+        self._alone: list[_Kept] = []
+        """What is copied in every step by itself."""
         self._restless: set[Place] = set()
         self._moving: set[Place] = set()
         self._parts: set[int] = set()
@@ -152,7 +154,7 @@ class Untrained:
     def _compare(self, kept: _Kept, now: torch.Tensor) -> None:
         if now.is_meta:
             return
-        before, kept.fingerprint = kept.fingerprint, values.fingerprint(_local(now))
+        before, kept.fingerprint = kept.fingerprint, values.fingerprint(values.shard(now))
         if before is not None and before != kept.fingerprint:
             self._restless.add(kept.place)
             self._moving.add(kept.place)
@@ -168,11 +170,11 @@ class Untrained:
                     contents.append(kept.content)
                     sources.append(kept.source)
             self._together = list(kinds.values())
+            self._alone = [k for k in self._kept if k.always and k.source is None]
         for contents, sources in self._together:
             torch._foreach_copy_(contents, sources)
-        for kept in self._kept:
-            if kept.always and kept.source is None and kept.tensor is not None:
-                kept.content = _copy(kept.tensor)
+        for kept in self._alone:
+            kept.content = _copy(kept.tensor)
 
     # -- back to it -----------------------------------------------------------------------------------------------------------------
     def put_back(self) -> None:
@@ -240,16 +242,12 @@ def _parts(modules: Modules) -> Iterator[tuple[str, str, torch.nn.Module]]:
             yield name, f"{name}.{path}" if path else name, part
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return getattr(tensor, "_local_tensor", tensor)
-
-
 def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else _local(tensor).detach().clone()
+    return None if tensor is None else values.shard(tensor).detach().clone()
 
 
 def _write(tensor: torch.Tensor, content: torch.Tensor) -> None:
-    local = _local(tensor)
+    local = values.shard(tensor)
     with torch.inference_mode(local.is_inference()):
         if local.shape == content.shape and local.layout == torch.strided:
             local.data.copy_(content)

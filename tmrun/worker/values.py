@@ -266,6 +266,11 @@ def sums(part: torch.Tensor) -> bytes:
     return tensor_bytes(torch.cat([part[:even].view(torch.int64).view(-1, _SUMMED // 8).sum(1), tail[None]]))
 
 
+def shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a distributed tensor the part that lives here, without waiting for it; any other as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def fingerprint(tensor: torch.Tensor) -> bytes:
     """Of the content; what changes places within 8 KiB may not show."""
     content = tensor.detach().contiguous().view(-1).view(torch.uint8)
