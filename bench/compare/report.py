@@ -217,8 +217,19 @@ def provenance(rows: Sequence[Row]) -> str:
     others = f"; before each, other work took {statistics.median(busy):.0%} of the cores (median; {max(busy):.0%} at most)" if busy else ""
     return (
         f"{where}, Linux {machine['kernel']}, Python {machine['python']}; {span}; "
-        f"{', '.join(f'{k} {v}' for k, v in sorted(versions.items()))}; up to {repetitions} repetitions, systems in turn{others}."
+        f"{', '.join(f'{k} {v}' for k, v in sorted(versions.items()))}; up to {repetitions} repetitions, {_turns(rows)}{others}."
     )
+
+
+def _turns(rows: Sequence[Row]) -> str:
+    """Whether a slow hour of the machine met all systems alike, from the rows' own times."""
+    dates = {s: [r["date"] for r in select(rows, system=s)] for s in SYSTEMS}
+    dates = {s: found for s, found in dates.items() if found}
+    apart = [s for s, mine in dates.items() if any(max(other) < min(mine) for other in dates.values())]
+    if not apart:
+        return "systems in turn"
+    since = min(dates[apart[0]])[:16].replace("T", " ")
+    return f"systems in turn, but {' and '.join(TITLES[s] for s in apart)} after the others, from {since} UTC on"
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

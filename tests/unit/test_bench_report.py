@@ -57,6 +57,16 @@ def test_exactness_is_told_from_losses() -> None:
     assert (verdicts["tmrun"], verdicts["ft_launcher"], verdicts["torchft"]) == ("yes", "no", "–")
 
 
+def test_rows_say_whether_systems_took_turns() -> None:
+    def on(system: str, *hours: int) -> list[dict[str, Any]]:
+        return [{**row(system, "kill", rep, 1.0), "date": f"2026-11-30T{hour:02}:00:00+00:00"} for rep, hour in enumerate(hours)]
+
+    mixed = [*on("torchrun", 3, 5), *on("torchft", 4, 6)]
+    assert "repetitions, systems in turn;" in report.provenance([*mixed, *on("tmrun", 5, 7)])
+    apart = report.provenance([*mixed, *on("tmrun-cold", 7, 9), *on("tmrun", 8, 10)])
+    assert "in turn, but tmrun, no standby and tmrun, standby after the others, from 2026-11-30 07:00 UTC on" in apart
+
+
 def test_systems_take_turns() -> None:
     trials = list(plan.SUITES["core"].trials(2))
     assert len(trials) == 2 * len(plan.CORE) * 2 * len(plan.SYSTEMS)
