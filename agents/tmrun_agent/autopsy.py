@@ -20,6 +20,8 @@ from tmrun_agent.logs import WorkerOutput
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _KILLED = 128 + signal.SIGKILL
+_MOST = 1 << 16
+"""Characters of an error that are told; a record of the store may be 1.5 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class Death:
     out_of_memory: bool = False
     """The kernel says that it ended processes of ours for memory."""
 
+    @property
+    def echo(self) -> bool:
+        """It says itself that it only lost a peer."""
+        return is_echo(self.code, f"{self.message}\n{self.traceback}" if self.message else "", self.tail)
+
 
 def examine(pid: int, local_rank: int, code: int, why: str, output: WorkerOutput, kills_before: int | None) -> Death:
     """``code`` as Popen gives it (negative for a signal), ``why`` its agent ended it, if it did that to this one alone; ``kills_before``:
@@ -53,7 +60,8 @@ def examine(pid: int, local_rank: int, code: int, why: str, output: WorkerOutput
     hint = "" if why else memory_hint(shell_code, kills) or disk_hint(shell_code)
     message, stack, when = read_error(output.error_file)
     how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-    what = "; ".join(x for x in (hint, message) if x) if shell_code == EXIT_DISK else why or hint or message
+    error = message.strip().partition("\n")[0]
+    what = "; ".join(x for x in (hint, error) if x) if shell_code == EXIT_DISK else why or hint or error
     summary = f"{how}: {what}" if what else how
     name = signal_name(-code) if code < 0 else ""
     no_memory = not why and shell_code == _KILLED and bool(kills)
@@ -62,14 +70,14 @@ def examine(pid: int, local_rank: int, code: int, why: str, output: WorkerOutput
 
 def exited(death: Death, step: int) -> Exited:
     """As the node's rules are told of it; ``step``: in which it was, -1: nobody knows."""
-    return Exited(death.pid, death.code, death.summary, step, death.out_of_memory)
+    return Exited(death.pid, death.code, death.summary, step, death.out_of_memory, death.echo)
 
 
-def failure(death: Death, host: Host, slot: int, rank: int, restarts: int) -> Failure:
+def failure(death: Death, host: Host, slot: int, rank: int, epoch: int) -> Failure:
     """As people are told of it."""
     return Failure(
-        host, slot, rank, death.local_rank, death.pid, death.code, death.time, death.signal, restarts, death.message, death.traceback,
-        death.tail, death.log, death.hint, is_echo(death.code, death.message, death.tail),
+        host, slot, rank, death.local_rank, death.pid, death.code, death.time, epoch, death.signal, death.message, death.traceback,
+        death.tail, death.log, death.hint, death.echo,
     )  # fmt: skip
 
 
@@ -92,9 +100,9 @@ def read_error(path: str) -> tuple[str, str, float]:
     except (OSError, ValueError, KeyError, TypeError):
         return "", "", 0.0
     if not isinstance(message, dict):
-        return str(message), "", when
+        return str(message)[:_MOST], "", when
     extra = message.get("extraInfo") or {}
-    return str(message.get("message", "")).partition("\n")[0], str(extra.get("py_callstack", "")), when
+    return str(message.get("message", ""))[:_MOST], str(extra.get("py_callstack", ""))[-_MOST:], when
 
 
 def memory_hint(code: int, kills: int | None) -> str:

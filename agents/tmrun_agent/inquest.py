@@ -1,6 +1,7 @@
 """When connections break and nobody has explained it yet: ask the witnesses of those who may be dead, and bury who is.
 
-A broken connection is a hint, never a proof; ``witness`` has what proves a death.
+A broken connection is a hint, never a proof; ``witness`` has what proves a death. Workers of a plain script do not wait for an explanation
+as others do: that they ended because they lost a peer is the same hint, and so is a lease that has run out.
 The coordinator asks for everybody who holds a slot, any other agent whose workers doubt only for the coordinator, whom nobody else would
 miss before its lease has run out. Asking happens on a thread of its own. May not know: what follows from a burial.
 """
@@ -14,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tmrun import witness
-from tmrun.core import codec
+from tmrun.core import codec, losses
 from tmrun.core.errors import StoreError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, Incarnation, Member, Seat
+from tmrun.core.model import Host, Member, Obituary, Seat
 from tmrun.store.api import Store
 from tmrun.store.burial import bury
 
@@ -38,9 +39,9 @@ class Inquest:
     tell: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     _asked: float = 0.0
-    _met: set[tuple[Host, Incarnation]] = field(default_factory=set)
-    """Those who could be reached once, or have no witness."""
-    _meet_at: dict[tuple[Host, Incarnation], float] = field(default_factory=dict)
+    _met: dict[Seat, str] = field(default_factory=dict)
+    """Those who could be reached once, or have no witness: who it is. A lease that runs out takes the record with it."""
+    _meet_at: dict[Seat, float] = field(default_factory=dict)
     """When the others are tried again."""
     _reached: set[str] = field(default_factory=set)
     """Witnesses that could be reached while their launch lived."""
@@ -50,32 +51,29 @@ class Inquest:
 
     def tend(self, job: Job, *, doubt: bool, leads: bool) -> None:
         """Once a turn. ``doubt``: our own workers wait for an explanation."""
-        suspects = _seated(job) if leads and _unexplained(job) else _leader(job) if doubt and not leads else ()
-        suspects = tuple(h for h in suspects if h != self.me.host)
+        suspects = _suspects(job) if leads else _leader(job) if doubt or _broken(job) else ()
+        suspects = tuple(s for s in suspects if s.host != self.me.host)
         strangers = () if suspects else self._strangers(job, leads=leads)
         if strangers and self._meeting.acquire(blocking=False):
             self._meet_at |= dict.fromkeys(strangers, self.clock() + MEET_AGAIN_S)
-            hosts = tuple(host for host, _ in strangers)
-            threading.Thread(target=self._run, args=(hosts, self._meet, self._meeting), name="inquest-meet", daemon=True).start()
+            threading.Thread(target=self._run, args=(tuple(strangers), self._meet, self._meeting), name="inquest-meet", daemon=True).start()
         if not suspects or self.clock() - self._asked < ASK_EVERY_S or not self._busy.acquire(blocking=False):
             return
         self._asked = self.clock()
         threading.Thread(target=self._run, args=(suspects, self._ask, self._busy), name="inquest", daemon=True).start()
 
-    def _strangers(self, job: Job, *, leads: bool) -> set[tuple[Host, Incarnation]]:
+    def _strangers(self, job: Job, *, leads: bool) -> set[Seat]:
         """Those whom we may have to ask about one day, have never reached, and have not tried just now."""
         if job.end is not None:
             return set()
-        leader = {(job.leader.value.host, job.leader.value.incarnation)} if job.leader is not None else set()
-        seated = {(s.host, s.incarnation) for s in job.map.seats if job.alive(s)} if job.map else set()
         now = self.clock()
-        unmet = (who for who in (seated if leads else leader) if who[0] != self.me.host and who not in self._met)
+        unmet = (who for who in (_seated(job) if leads else _leader(job)) if who.host != self.me.host and who not in self._met)
         return {who for who in unmet if self._meet_at.get(who, now) <= now}
 
-    def _run(self, hosts: tuple[Host, ...], each: Callable[[Host], None], busy: threading.Lock) -> None:
+    def _run(self, seats: tuple[Seat, ...], each: Callable[[Seat], None], busy: threading.Lock) -> None:
         try:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                list(pool.map(each, hosts))
+                list(pool.map(each, seats))
         finally:
             busy.release()
 
@@ -83,38 +81,55 @@ class Inquest:
         entry = self.store.get(self.keys.member(host))
         return codec.decode(Member, entry.value) if entry is not None else None
 
-    def _meet(self, host: Host) -> None:
+    def _meet(self, seat: Seat) -> None:
         try:
-            member = self._member(host)
+            member = self._member(seat.host)
         except StoreError:
             return
-        if member is None:
+        if member is None or member.seat != seat:
             return
         if member.witness and witness.reached(member.witness):
             self._reached.add(member.witness)
         if not member.witness or member.witness in self._reached:
-            self._met.add((host, member.incarnation))
+            self._met[seat] = member.witness
 
-    def _ask(self, host: Host) -> None:
+    def _ask(self, seat: Seat) -> None:
         try:
-            member = self._member(host)
-            proof = witness.ask(member.witness) if member is not None and member.witness else witness.Proof.NONE
-            if member is None or not proof or (proof is witness.Proof.CLOSED and member.witness not in self._reached):
+            member = self._member(seat.host)
+            here = member is not None and member.seat == seat
+            where = member.witness if member is not None and here else self._met.get(seat, "")
+            proof = witness.ask(where) if where else witness.Proof.NONE
+            if not proof or (proof is witness.Proof.CLOSED and where not in self._reached):
                 return
-            bury(self.store, self.keys, host, member.incarnation)
+            if not here and self._buried(seat):
+                return
+            bury(self.store, self.keys, seat.host, seat.incarnation)
         except StoreError:
             return  # asked again
-        self.tell(f"{host} is gone: {proof.value}")
+        self.tell(f"{seat.host} is gone: {proof.value}")
+
+    def _buried(self, seat: Seat) -> bool:
+        """Already, and a snapshot may not show it yet."""
+        entry = self.store.get(self.keys.obituary(seat.host))
+        return entry is not None and codec.decode(Obituary, entry.value).incarnation == seat.incarnation
 
 
-def _seated(job: Job) -> tuple[Host, ...]:
-    return tuple(s.host for s in job.map.seats if job.alive(s)) if job.map else ()
+def _seated(job: Job) -> tuple[Seat, ...]:
+    return tuple(s for s in job.map.seats if job.alive(s)) if job.map else ()
 
 
-def _leader(job: Job) -> tuple[Host, ...]:
-    return (job.leader.value.host,) if job.leader is not None else ()
+def _leader(job: Job) -> tuple[Seat, ...]:
+    return (Seat(job.leader.value.host, job.leader.value.incarnation),) if job.leader is not None else ()
 
 
-def _unexplained(job: Job) -> bool:
-    """Somebody's workers lost a connection in this epoch."""
-    return job.end is None and any(d.epoch == job.epoch for d in job.doubts.values())
+def _suspects(job: Job) -> tuple[Seat, ...]:
+    """Who holds a slot and is silent, and when somebody's workers lost a connection in this epoch everybody who holds one."""
+    if job.end is not None or job.map is None:
+        return ()
+    silent = tuple(job.map.seats[i] for i in losses.vanished(job))
+    return (*silent, *_seated(job)) if _broken(job) else silent
+
+
+def _broken(job: Job) -> bool:
+    """Somebody's workers wait because they lost a connection in this epoch, or have ended because of it."""
+    return job.end is None and (any(d.epoch == job.epoch for d in job.doubts.values()) or any(losses.echoes(job, i) for i in job.troubles))

@@ -189,9 +189,9 @@ class Agent:
     def _bury(self, death: autopsy.Death) -> None:
         """A worker ended; if nobody wished it, people are told all that is known."""
         group, spec = self.node.group, self.job().spec
-        if death.code and group is not None and spec is not None and death.pid in group.pids and not group.killed:
+        if death.code and group is not None and spec is not None and group.unwished(death.pid):
             rank = spec.ranks(group.slot)[death.local_rank]
-            self.publisher.failure(autopsy.failure(death, self.member.host, group.slot, rank, self.job().restarts))
+            self.publisher.failure(autopsy.failure(death, self.member.host, group.slot, rank, group.epoch))
         self._observe(autopsy.exited(death, self.health.step_of(death.pid)))
 
     def _observe(self, fact: core.Fact) -> None:

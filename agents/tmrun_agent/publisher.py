@@ -51,7 +51,7 @@ class Publisher:
 
     def failure(self, failure: Failure) -> None:
         """Tell all that is known of a worker's end."""
-        self._put(self._keys.failure(failure.restarts, failure.rank), encode(failure))
+        self._put(self._keys.failure(failure.epoch, failure.rank), encode(failure))
 
     def logs(self, folder: str) -> None:
         """Tell where this node's workers write, one folder a local rank."""

@@ -9,7 +9,7 @@ from test_breaker import KEYS, TTL, Clock, _job, _seat
 from tmrun.core import codec, coordinator, ended, living, node, restarts
 from tmrun.core.decision import DOUBT_SHARE, Timers
 from tmrun.core.membership import Job
-from tmrun.core.model import Done, Doubt, Host, Notice, RankMap, Trouble
+from tmrun.core.model import Cause, Done, Doubt, Host, Incident, Kind, Notice, Obituary, RankMap, Trouble
 from tmrun.core.txn import Put
 
 
@@ -136,14 +136,77 @@ def test_workers_last_when_they_train_undisturbed() -> None:
 
 def test_a_node_names_the_worker_that_did_not_only_lose_a_peer() -> None:
     whole = job()
-    group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7,), exits={0: 1}, errors={0: ECHO.text})
+    group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7,), exits={0: 1}, errors={0: "exit code 1"}, echoes=frozenset({0}))
     me = node.Node(_seat(0), 1, group)
     assert ended._first_failure(me, whole, group).echo
-    crashed = replace(group, exits={0: 139}, errors={})
+    crashed = replace(group, exits={0: 139}, errors={}, echoes=frozenset())
     assert ended._first_failure(replace(me, group=crashed), whole, crashed).software, "restarted as often as --max-restarts allows"
     assert not ended._first_failure(me, whole, replace(crashed, joined=frozenset({0}))).software, "moved"
     assert not ended._first_failure(me, whole, replace(crashed, exits={0: 137})).software
-    both = replace(group, pids=(7, 8), exits={1: 1, 0: 2}, errors={1: ECHO.text, 0: "exit code 2: ValueError"})
+    both = replace(group, pids=(7, 8), exits={1: 1, 0: 2}, errors={1: "exit code 1", 0: "exit code 2: ValueError"}, echoes=frozenset({1}))
     spec = replace(whole.spec, nproc=2) if whole.spec else None
     first = ended._first_failure(me, replace(whole, spec=spec), both)
     assert (first.rank, first.exit_code, first.echo) == (0, 2, False)
+    aborted = ended._first_failure(me, whole, replace(group, exits={0: 134}))
+    assert (aborted.cause, aborted.software, aborted.echo) == (Cause.CRASH, True, True), "NCCL's watchdog lost a peer"
+
+
+def test_codes_of_ours_are_the_programs_own_where_it_never_took_part() -> None:
+    group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7,), exits={0: 74})
+    me, whole = node.Node(_seat(0), 1, group), job()
+    assert ended._first_failure(me, whole, group).cause is Cause.PROGRAM
+    for part in (replace(group, joined=frozenset({0})), replace(group, warm=frozenset({0}))):
+        assert ended._first_failure(me, whole, part).cause is Cause.DISK
+
+
+def test_what_a_worker_leaves_reaches_the_blame() -> None:
+    """From its end on: the agent judges all of its words, the rules only remember how it was judged."""
+    group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7, 8))
+    for fact in (node.Exited(8, 1, "exit code 1", echo=True), node.Exited(7, 2, "exit code 2")):
+        group = node._observe_group(group, fact)
+    assert (dict(group.exits), group.echoes) == ({1: 1, 0: 2}, {1})
+
+
+def test_only_the_end_of_a_rank_that_nobody_wished_is_told() -> None:
+    rehearses, holds = (node.Group(p, 1, 1, 1, (7,)) for p in (node.Purpose.STANDBY, node.Purpose.ACTIVE))
+    assert holds.unwished(7)
+    assert not holds.unwished(8)
+    assert not replace(holds, killed="fenced").unwished(7)
+    assert not rehearses.unwished(7), "it would be told as the failure of the rank that it rehearses"
+
+
+def test_the_same_death_again_is_charged_to_the_program() -> None:
+    """Out of memory after 70 minutes, each time: neither the row of lost machines nor an hour of running forgives that."""
+
+    def again(max_restarts: int, cause: Cause = Cause.MEMORY) -> str:
+        dead = replace(trouble(5, "killed by SIGKILL", 137), cause=cause)
+        made = job(dead)
+        assert made.map is not None and made.spec is not None
+        current = replace(made.map, epoch=9, kind=Kind.RESTART, generation=9, incidents=(Incident(Host("n5"), 5, Cause.MEMORY),))
+        spec, maps = replace(made.spec, max_restarts=max_restarts), (made.map, current)
+        told = replace(made, spec=spec, map=current, maps=maps, troubles={5: replace(dead, epoch=9)}, notice=Notice(9, lasted=True))
+        clock = Clock()
+        return f"{clock.at(0, told)}: {clock.reason}"
+
+    assert again(0) == "end job: failed: n5 rank 5: killed by SIGKILL, as before an earlier restart: that follows the rank"
+    assert again(1).startswith("restart map of epoch 10: n5 rank 5: killed by SIGKILL, as before an earlier restart")
+    assert again(0, Cause.KILLED).startswith("restart map of epoch 10: n5 rank 5: killed by SIGKILL; the workers"), "another cause"
+
+
+def test_a_restart_remembers_which_machine_failed() -> None:
+    """Not who only lost a peer; nor does the program's own error accuse a machine."""
+
+    def remembered(made: Job) -> list[tuple[str, int, Cause]]:
+        timers = coordinator.observe(Timers(), made, 0.0)
+        txn = coordinator.decide(made, timers, 0.0).txn
+        assert txn is not None
+        (new,) = (codec.decode(RankMap, op.value) for op in txn.ops if isinstance(op, Put) and op.key == KEYS.map(2))
+        return [(i.host, i.rank, i.cause) for i in new.incidents]
+
+    killed = replace(trouble(5, "killed by SIGKILL", 137), cause=Cause.KILLED)
+    assert remembered(job(ECHO, killed)) == [("n5", 5, Cause.KILLED)]
+    lost = replace(job(ECHO, gone=(5,)), obituaries={Host("n5"): Obituary(Host("n5"), _seat(5).incarnation)})
+    assert remembered(lost) == [("n5", -1, Cause.LOST)]
+    own = job(trouble(5, "exit code 1: mine"))
+    assert own.spec is not None
+    assert remembered(replace(own, spec=replace(own.spec, max_restarts=1))) == []

@@ -18,25 +18,38 @@ from tmrun_agent.master import MasterStore
 from torch.distributed import TCPStore
 
 from tmrun.cli import failed
-from tmrun.core.failure import is_echo, root_cause
-from tmrun.core.model import Cause, Failure, Host
+from tmrun.core.failure import is_echo, root_cause, unanswered
+from tmrun.core.model import Cause, End, Failure, Host, Incarnation, JobState, Kind, Move, RankMap, Seat
 from tmrun.core.policy import cause_of
 from tmrun.core.streams import Output, Streams, prefix
 
 
-def failure(rank: int, at: float, *, code: int = 1, echo: bool = False, restarts: int = 0, **more: object) -> Failure:
-    return Failure(Host(f"n{rank}"), rank, rank, 0, 100 + rank, code, at, restarts=restarts, echo=echo, **more)  # type: ignore[arg-type]
+def failure(rank: int, at: float, *, code: int = 1, echo: bool = False, epoch: int = 1, **more: object) -> Failure:
+    return Failure(Host(f"n{rank}"), rank, rank, 0, 100 + rank, code, at, epoch, echo=echo, **more)  # type: ignore[arg-type]
 
 
-def test_the_cause_is_the_first_that_is_no_echo_of_the_last_attempt() -> None:
-    old, echo, cause, late = (
-        failure(3, 1.0),
-        failure(0, 5.0, echo=True, restarts=1),
-        failure(1, 6.0, restarts=1),
-        failure(2, 7.0, restarts=1),
-    )
-    assert root_cause([old, late, echo, cause]) is cause
-    assert root_cause([echo, failure(2, 6.0, echo=True, restarts=1)]) is echo
+def test_the_cause_is_the_first_that_is_no_echo() -> None:
+    echo, cause, late = failure(0, 5.0, echo=True), failure(1, 6.0), failure(2, 7.0)
+    assert root_cause([late, echo, cause]) is cause
+    assert root_cause([echo, failure(2, 6.0, echo=True)]) is echo
+
+
+def test_what_was_healed_ended_nothing() -> None:
+    """A failure counts until its slot is given away: by a migration, to whomever, or by a restart of all."""
+
+    def seat(host: str) -> Seat:
+        return Seat(Host(host), Incarnation(host))
+
+    four = tuple(seat(f"n{i}") for i in range(4))
+    maps = [
+        RankMap(1, Kind.INITIAL, four, 1),
+        RankMap(2, Kind.FAILURE, four, 1, moves=(Move(3, seat("n3"), seat("s")),)),
+        RankMap(3, Kind.FAILURE, four, 1),  # went on in place
+    ]
+    healed, still, now = failure(3, 1.0, epoch=1), failure(2, 1.5, epoch=2), failure(0, 2.0, epoch=3)
+    assert unanswered([healed, still, now], maps) == [still, now]
+    assert unanswered([failure(3, 3.0, epoch=2), failure(3, 4.0, epoch=3)], maps) == [failure(3, 3.0, epoch=2), failure(3, 4.0, epoch=3)]
+    assert unanswered([healed, now, last := failure(1, 9.0, epoch=4)], [*maps, RankMap(4, Kind.RESTART, four, 4)]) == [last]
 
 
 def test_echoes() -> None:
@@ -44,6 +57,35 @@ def test_echoes() -> None:
     assert is_echo(1, "", ("Traceback", "DistBackendError: NCCL error: remote process exited or there was a network error"))
     assert not is_echo(1, "ValueError: mine", ("Connection closed by peer, said a log line long before",))
     assert not is_echo(137, "", ("Connection reset by peer",))
+    aborted = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        "  what(): Watchdog caught collective operation timeout",
+    )
+    assert is_echo(134, "", aborted)
+    assert not is_echo(139, "", aborted)
+
+
+LOST = {"message": {"message": "RuntimeError: Rank 1 failed to pass monitoredBarrier\n Original exception: \nConnection closed by peer\n"}}
+WRAPPED = {
+    "message": {"message": "TrainError: step 5", "extraInfo": {"py_callstack": "RuntimeError: Connection closed by peer\n\nThe above ..."}}
+}
+
+
+@pytest.mark.parametrize("error", [LOST, WRAPPED, None], ids=["several lines", "raised from it", "only on stderr"])
+def test_all_that_a_worker_said_tells_an_echo(tmp_path: Path, error: dict[str, object] | None) -> None:
+    """As scripts leave it: an exception of several lines, one raised from another, or caught, printed and `sys.exit(1)`."""
+    ours = logs(tmp_path, Output(only=(7,)) if error else Output("/dev/null", only=(7,)))
+    (output,) = ours.open(0, [""])
+    says = "echo 'RuntimeError: Connection closed by peer' >&2; echo 'stopping' >&2; exit 1"
+    child = subprocess.Popen(["sh", "-c", "exit 1" if error else says], stderr=output.stderr)
+    output.started()
+    if error:
+        Path(output.error_file).write_text(json.dumps(error))
+    death = autopsy.examine(child.pid, 0, child.wait(), "", output, None)
+    ours.close()
+    assert autopsy.exited(death, -1).echo
+    assert autopsy.failure(death, Host("n"), 0, 0, 1).echo
+    assert "\n" not in death.summary
 
 
 def test_the_report_names_everything() -> None:
@@ -51,11 +93,12 @@ def test_the_report_names_everything() -> None:
         "train.py",
         [
             failure(7, 2.0, code=137, signal="SIGKILL", hint="out of memory", tail=("last words",), log="/logs/0"),
-            failure(1, 3.0, message="RuntimeError: Connection closed by peer", echo=True),
+            failure(1, 3.0, message="RuntimeError: Connection closed by peer\nmore of it", echo=True),
         ],
+        2,
     )
     for text in (
-        "train.py FAILED",
+        "train.py FAILED, after 2 restarts",
         "n7",
         "rank      : 7 (local_rank: 0)",
         "137 (pid: 107) SIGKILL",
@@ -64,16 +107,24 @@ def test_the_report_names_everything() -> None:
         "/logs/0",
     ):
         assert text in words
+    assert "more of it" not in words, "others are told in a line each"
+    several = failed.report("train.py", [failure(7, 2.0, message="ValueError: two\n  lines")], 0)
+    assert "  error     : ValueError: two\n      lines\n" in several
     assert words.index("Root cause") < words.index("n7") < words.index("Other failures (1)") < words.index("n1 rank 1")
 
 
 def test_the_error_file_of_the_launcher_is_torchruns(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    failed.leave_error_file([failure(1, 3.0, code=42, message="ValueError: mine", traceback="Traceback\n  mine")], str(path))
+    end = End(JobState.FAILED, 137, "n1 rank 1: hangs")
+    mine = "ValueError: mine\nand more of it"
+    failed.leave_error_file([failure(1, 3.0, code=42, message=mine, traceback="Traceback\n  mine")], end, str(path))
     message = json.loads(path.read_text())["message"]
-    assert (message["message"], message["errorCode"]) == ("ValueError: mine", 42)
+    assert (message["message"], message["errorCode"]) == (mine, 42)
     assert message["extraInfo"] == {"py_callstack": "Traceback\n  mine", "timestamp": "3"}
-    assert autopsy.read_error(str(path)) == ("ValueError: mine", "Traceback\n  mine", path.stat().st_mtime)
+    assert autopsy.read_error(str(path)) == (mine, "Traceback\n  mine", path.stat().st_mtime)
+    failed.leave_error_file([], end, str(path))
+    message = json.loads(path.read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("n1 rank 1: hangs", 137)
     path.write_text('{"message": 3')
     assert autopsy.read_error(str(path)) == ("", "", 0.0)
 

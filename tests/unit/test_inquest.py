@@ -14,7 +14,8 @@ from tmrun_agent.inquest import MEET_AGAIN_S, Inquest
 from tmrun import witness
 from tmrun.core.codec import encode
 from tmrun.core.membership import Job
-from tmrun.core.model import Doubt, Host
+from tmrun.core.model import Doubt, Host, Leader, Trouble
+from tmrun.core.txn import Delete, Txn
 from tmrun.store.memory import MemoryStore, MemoryWorld
 
 ME, OTHER = seat("a"), Host("b")
@@ -37,15 +38,16 @@ class Asking:
     def __init__(self, port: socket.socket) -> None:
         self.store: MemoryStore = MemoryWorld().client()
         self.now = 100.0
-        self.inquest = Inquest(self.store, KEYS, ME, lambda _: None, lambda: self.now)
+        self.told: list[str] = []
+        self.inquest = Inquest(self.store, KEYS, ME, self.told.append, lambda: self.now)
         told = replace(member("b"), witness=witness.record("127.0.0.1", port, "marker"))
         self.store.put(KEYS.member("b"), encode(told))
         self.job: Job = running()
         self.doubted: Job = running((KEYS.doubt("a"), Doubt(ME.host, ME.incarnation, 1, "a connection broke")))
 
-    def tend(self, job: Job) -> None:
+    def tend(self, job: Job, *, leads: bool = True) -> None:
         """A turn, and what it began."""
-        self.inquest.tend(job, doubt=False, leads=True)
+        self.inquest.tend(job, doubt=False, leads=leads)
         end = time.monotonic() + 60
         while self.inquest._busy.locked() or self.inquest._meeting.locked():
             assert time.monotonic() < end
@@ -70,6 +72,37 @@ def test_a_witness_that_was_not_reached_at_first_is_tried_again(asking: Asking, 
     asking.now += 1
     asking.tend(asking.doubted)
     assert asking.buried
+
+
+def test_workers_that_ended_because_they_lost_a_peer_are_a_hint_too(asking: Asking, port: socket.socket) -> None:
+    """Those of a plain script do not wait for an explanation; and whoever is not the coordinator asks about the coordinator."""
+    port.listen()
+    echo = Trouble(0, ME.host, ME.incarnation, 1, 0, 1, "exit code 1", software=True, echo=True)
+    ends = running((KEYS.trouble(0), echo), (KEYS.leader, Leader(OTHER, seat("b").incarnation, 1)))
+    asking.tend(asking.job)
+    port.close()
+    asking.now += 1
+    asking.tend(replace(ends, troubles={0: replace(echo, echo=False)}), leads=False)
+    assert not asking.buried, "it has an error of its own"
+    asking.now += 1
+    asking.tend(ends, leads=False)
+    assert asking.buried
+
+
+def test_a_lease_that_ran_out_does_not_take_the_witness_with_it(asking: Asking, port: socket.socket) -> None:
+    port.listen()
+    asking.tend(asking.job)
+    port.close()
+    asking.now += 1
+    asking.tend(asking.job)
+    assert not asking.buried, "nobody asks while all is well"
+    asking.store.commit(Txn((), (Delete(KEYS.member("b")),), "its lease runs out"))
+    silent = running(hosts=("a", "s"))
+    for _ in range(2):
+        asking.now += 1
+        asking.tend(silent)
+    assert asking.buried
+    assert asking.told == ["b is gone: nothing of its launch is left, says its kernel: the port that all of its processes held is closed"]
 
 
 def test_one_that_was_never_reached_is_not_believed(asking: Asking, port: socket.socket) -> None:

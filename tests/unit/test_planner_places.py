@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from test_core import KEYS, member, seat, snapshot
 
-from tmrun.core import planner, policy
-from tmrun.core.membership import Job
-from tmrun.core.model import Cause, Head, Host, Incident, Kind, Member, RankMap, Resume, Seat, Spec
+from tmrun.core import coordinator, planner, policy
+from tmrun.core.decision import Timers
+from tmrun.core.membership import Job, Stored
+from tmrun.core.model import (
+    Admin,
+    Cause,
+    Head,
+    Host,
+    Incarnation,
+    Incident,
+    Kind,
+    Leader,
+    Member,
+    Operation,
+    RankMap,
+    Resume,
+    Run,
+    Seat,
+    Spec,
+    Term,
+    Verb,
+)
 
 PLACES = {"a": "r1", "b": "r1", "c": "r2", "s1": "r1", "s2": "r2", "s3": "r3"}
 
@@ -58,6 +78,35 @@ def test_who_failed_often_is_chosen_last_and_a_lemon_rests() -> None:
     assert joiners(only, 0) == {0: "s1"}
     plan = planner.plan_moves(only, [0], resting=[Host("s1")])
     assert (plan.short, "s1 failed 3 times in a row and cools down" in plan.why) == ((0,), True)
+
+
+def test_a_drain_waits_for_a_lemon_to_cool_down_unless_it_has_a_deadline_or_names_it() -> None:
+    past = [failed(e, "s1") for e in range(2, 2 + policy.LEMON)]
+    current = job(*past, hosts=("a", "b", "c", "s1"))
+    runs = {i: Stored(Run(i, s.host, s.incarnation, 4, (1,), True), KEYS.run(i), 1, 1) for i, s in enumerate(current.maps[0].seats)}
+    term = Stored(Term(1), KEYS.term, 1, 1)
+    current = replace(current, runs=runs, term=term, leader=Stored(Leader(*_names("a"), 1), KEYS.leader, 1, 1))
+
+    def decided(**more: Any) -> str:
+        op = Operation("d-1", Verb.DRAIN, (Host("b"),), **more)
+        asked = replace(current, ops={op.id: op}, admins={Host("b"): Admin(Host("b"), True, op=op.id)})
+        timers = coordinator.observe(Timers(), asked, 0.0)
+        decision = coordinator.decide(asked, timers, 0.0)
+        return decision.txn.name if decision.txn and not decision.txn.name.startswith("tell") else decision.reason
+
+    assert "s1 failed 3 times in a row and cools down" in decided()
+    assert decided(to="s1") == "propose drain migration 1"
+    assert decided(force_after_s=60.0) == "propose drain migration 1"
+
+
+def _names(host: str) -> tuple[Host, Incarnation]:
+    return seat(host).host, seat(host).incarnation
+
+
+def test_a_restart_leaves_a_lemon_out_while_there_are_others() -> None:
+    whole, few = job(), job(hosts=("a", "b", "s1"))
+    assert [s.host for s in planner.restart_seats(whole, {Host("b")})] == ["a", "s1", "c"]
+    assert [s.host for s in planner.restart_seats(few, {Host("b")})] == ["a", "b", "s1"], "better than none"
 
 
 def test_the_first_map_leaves_spares_in_different_racks() -> None:

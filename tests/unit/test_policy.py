@@ -75,6 +75,18 @@ def test_failures_without_progress_have_a_budget_that_progress_resets() -> None:
     assert policy.judge([*past, failure(99, "a", 60, Cause.LOST, -1)], []).action is Action.MOVE
 
 
+def test_a_rank_that_dies_the_same_way_before_and_after_a_restart() -> None:
+    past = [RankMap(1, Kind.INITIAL, SEATS, 1), failure(2, "b", 0, Cause.MEMORY, kind=Kind.RESTART)]
+    other = failure(3, "a", 0, Cause.LOST, -1, kind=Kind.RESTART)
+    again = trouble("b", -1, Cause.MEMORY)
+    assert policy.repeated(past, [again]) is again
+    assert policy.repeated([*past, other], [trouble("a", -1, rank=1), again]) is again
+    assert policy.repeated(past, [trouble("b", -1, Cause.KILLED)]) is None
+    assert policy.repeated(past, [trouble("b", -1, Cause.MEMORY, rank=2)]) is None
+    assert policy.repeated([*past, failure(3, "a", 10)], [again]) is None, "the job trained"
+    assert policy.repeated([*past, other], [trouble("a", -1, Cause.LOST, rank=-1)]) is None
+
+
 def test_a_killed_agent_comes_back_ever_later() -> None:
     assert [policy.restart_delay([5.0] * n) for n in (1, 2, 3, 50)] == [1, 2, 4, policy.MAX_RESTART_DELAY_S]
     assert policy.restart_delay([5.0, 5.0, 5000.0]) == 1

@@ -1,40 +1,41 @@
 """The report of a failed job: the cause in full, the other failures in one line each; what torchrun prints, for all nodes, and more.
 
-May not know: which failure is the cause (``core.failure``).
+May not know: which failures count, which is the cause (``core.failure``).
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from tmrun.core import codec
-from tmrun.core.failure import error_file, root_cause
-from tmrun.core.keys import Keys
-from tmrun.core.model import Failure
+from tmrun.core.failure import end_file, error_file, root_cause, unanswered
+from tmrun.core.membership import Job
+from tmrun.core.model import End, Failure
 from tmrun.core.plural import many
 from tmrun.store.api import Store
 
 _WIDTH = 60
 
 
-def read(store: Store, keys: Keys) -> list[Failure]:
-    """All that agents told of workers' ends. Raises StoreError."""
-    return [codec.decode(Failure, kv.value) for kv in store.list(keys.failures).entries]
+def read(store: Store, job: Job) -> list[Failure]:
+    """What agents told of workers' ends that nothing has healed. Raises StoreError."""
+    return unanswered([codec.decode(Failure, kv.value) for kv in store.list(job.keys.failures).entries], job.maps)
 
 
-def leave_error_file(failures: Sequence[Failure], path: str) -> None:
+def leave_error_file(failures: Sequence[Failure], end: End, path: str) -> None:
     """The cause, for whoever started the launcher and reads $TORCHELASTIC_ERROR_FILE, as torchrun leaves it. Raises OSError."""
-    Path(path).write_text(json.dumps(error_file(root_cause(failures))))
+    Path(path).write_text(json.dumps(error_file(root_cause(failures)) if failures else end_file(end, time.time())))
 
 
-def report(title: str, failures: Sequence[Failure]) -> str:
-    """Text of several lines: the cause in full, the others in one line each."""
+def report(title: str, failures: Sequence[Failure], restarts: int) -> str:
+    """Text of several lines: the cause in full, the others in one line each. ``restarts`` that the job had."""
     root = root_cause(failures)
-    others = sorted((f for f in failures if f is not root and f.restarts == root.restarts), key=lambda f: f.time)
-    again = f", after {many(root.restarts, 'restart')}" if root.restarts else ""
+    others = sorted((f for f in failures if f is not root), key=lambda f: f.time)
+    again = f", after {many(restarts, 'restart')}" if restarts else ""
     lines = ["=" * _WIDTH, f"{title} FAILED{again}", "-" * _WIDTH, "Root cause (first observed failure):", *_block(root)]
     if others:
         lines += ["-" * _WIDTH, f"Other failures ({len(others)}):", *(_line(f) for f in others)]
@@ -51,7 +52,7 @@ def _block(failure: Failure) -> list[str]:
         "error": failure.message,
         "logs": failure.log,
     }
-    lines = [f"  {name:<9} : {value}" for name, value in facts.items() if value]
+    lines = [f"  {name:<9} : {_indented(value)}" for name, value in facts.items() if value]
     words = failure.traceback.splitlines() or list(failure.tail)
     if words:
         lines.append(f"  {'traceback' if failure.traceback else 'stderr'} :")
@@ -59,8 +60,13 @@ def _block(failure: Failure) -> list[str]:
     return lines
 
 
+def _indented(text: str) -> str:
+    """A text of several lines below its first."""
+    return "\n".join([line if i == 0 else f"    {line}" for i, line in enumerate(text.strip().splitlines())])
+
+
 def _line(failure: Failure) -> str:
-    what = failure.message or failure.hint or (failure.tail[-1] if failure.tail else "")
+    what = failure.message.strip().partition("\n")[0] or failure.hint or (failure.tail[-1] if failure.tail else "")
     return (
         f"  {_clock(failure.time)} {failure.host} rank {failure.rank} (local_rank: {failure.local_rank}): "
         f"exitcode {failure.exit_code}{_signal(failure)}{': ' + what if what else ''}"

@@ -443,15 +443,16 @@ class Launcher:
     def _report(self) -> None:
         """What ended a job that failed, and where."""
         job = self._read()
-        failures = failed.read(self.store, self.keys) if job.end is not None and job.end.state is JobState.FAILED else []
-        if not failures:
+        if job.end is None or job.end.state is not JobState.FAILED:
             return
-        title = " ".join(self.wanted.spec.command[:2] if self.wanted.spec.command[0] == "-m" else self.wanted.spec.command[:1])
-        print(failed.report(title, failures), file=sys.stderr, flush=True)
+        failures = failed.read(self.store, job)
+        if failures:
+            title = " ".join(self.wanted.spec.command[:2] if self.wanted.spec.command[0] == "-m" else self.wanted.spec.command[:1])
+            print(failed.report(title, failures, job.restarts), file=sys.stderr, flush=True)
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if path:
             try:
-                failed.leave_error_file(failures, path)
+                failed.leave_error_file(failures, job.end, path)
             except OSError as error:
                 self.console.say(f"cannot write $TORCHELASTIC_ERROR_FILE: {error}")
 

@@ -5,7 +5,9 @@ May not know: failures.
 
 from __future__ import annotations
 
-from tmrun.core import attempts, planner, storehosts, transactions
+from collections.abc import Collection
+
+from tmrun.core import attempts, losses, planner, storehosts, transactions
 from tmrun.core.decision import Decision, Timers
 from tmrun.core.membership import Job
 from tmrun.core.model import Host, Kind, Operation, OpState, RankMap, Seat, Spec, Verb
@@ -18,7 +20,7 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
     why = ""
     for op in job.open_ops():
         slots = [i for i, s in enumerate(current.seats) if s.host in op.hosts and i not in job.done]
-        decision = _take_away(job, op, slots) if slots else _finish(job, op, timers, now)
+        decision = _take_away(job, op, slots, timers, now) if slots else _finish(job, op, timers, now)
         if decision.txn is not None:
             return decision
         why = decision.reason
@@ -59,20 +61,21 @@ def overdue(job: Job, timers: Timers, now: float) -> Operation | None:
     return next((o for o in late if held & set(o.hosts)), None)
 
 
-def _take_away(job: Job, op: Operation, slots: list[int]) -> Decision:
+def _take_away(job: Job, op: Operation, slots: list[int], timers: Timers, now: float) -> Decision:
     """Ranks leave a drained node by a handover; a replaced one gives them up, and the rule for failures moves them."""
     if op.verb is Verb.REPLACE:
         return Decision(None, f"waiting until the ranks of {', '.join(op.hosts)} are given up")
-    return _propose_drain(job, op, slots)
+    resting = () if op.force_after_s else losses.resting(job, timers, now)  # against a deadline a lemon is better than none
+    return _propose_drain(job, op, slots, resting)
 
 
-def _propose_drain(job: Job, op: Operation, slots: list[int]) -> Decision:
+def _propose_drain(job: Job, op: Operation, slots: list[int], resting: Collection[Host]) -> Decision:
     if not all(i in job.runs and job.runs[i].value.joined for i in range(len(job.map.seats if job.map else ()))):
         return Decision(None, "waiting for all workers to reach run.steps")
     failed = attempts.too_often([m for m in job.aborted if m.op == op.id])
     if failed:
         return Decision(transactions.finish_op(job, op, OpState.FAILED, failed), failed, f"drain {op.id} failed: {failed}")
-    plan = planner.plan_moves(job, slots, op.to)  # at most MAX_MOVES; the rest follow in the next migration
+    plan = planner.plan_moves(job, slots, op.to, resting)  # at most MAX_MOVES; the rest follow in the next migration
     if not plan.moves:
         return Decision(None, plan.why)
     txn = transactions.propose(job, Kind.DRAIN, plan.moves, op.id, op.reason)

@@ -6,7 +6,6 @@ May not know: workers that live, what follows from a trouble.
 from __future__ import annotations
 
 from tmrun.core import policy, transactions
-from tmrun.core.failure import is_echo
 from tmrun.core.membership import Job
 from tmrun.core.model import Cause, Done, Trouble
 from tmrun.core.node import Effect, Forgotten, Group, Kill, Node, Note, Purpose, submit
@@ -54,7 +53,7 @@ def _tell_trouble(node: Node, job: Job, group: Group) -> Effect | None:
 def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     assert job.spec is not None and job.map is not None
     ended = {r: c for r, c in group.exits.items() if c}
-    local, code = next(((r, c) for r, c in ended.items() if not is_echo(c, group.errors.get(r, ""), ())), next(iter(ended.items()), (0, 1)))
+    local, code = next(((r, c) for r, c in ended.items() if r not in group.echoes), next(iter(ended.items()), (0, 1)))
     text = group.errors.get(local) or (f"killed by signal {code - 128}" if code > 128 else f"exit code {code}")
     order = job.replacement(node.me.host)
     if order is not None:
@@ -62,15 +61,17 @@ def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     rank = job.spec.ranks(group.slot)[local]
     hung = job.evicted(node.me)
     if hung is not None and group.killed == hung.text:
-        return _trouble_of(node, job, group, hung.rank, code, hung.text, Cause.HANG)
-    return _trouble_of(node, job, group, rank, code, text, policy.cause_of(code, out_of_memory=group.out_of_memory))
+        return _trouble_of(node, job, group, hung.rank, code, hung.text, Cause.HANG, echo=False)
+    cause = policy.cause_of(code, out_of_memory=group.out_of_memory, ours=bool(group.joined or group.warm))
+    return _trouble_of(node, job, group, rank, code, text, cause, echo=local in group.echoes)
 
 
-def _trouble_of(node: Node, job: Job, group: Group, rank: int, code: int, text: str, cause: Cause) -> Trouble:
+def _trouble_of(node: Node, job: Job, group: Group, rank: int, code: int, text: str, cause: Cause, *, echo: bool) -> Trouble:
     crashed = cause is Cause.CRASH and not group.joined  # what can only be restarted is restarted as often as it was allowed to
     software = cause is Cause.PROGRAM or crashed
-    echo = software and is_echo(code, text, ())
-    return Trouble(group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software, echo, cause, group.step)
+    return Trouble(
+        group.slot, node.me.host, node.me.incarnation, job.epoch, rank, code, text, software, software and echo, cause, group.step
+    )
 
 
 def well(node: Node, job: Job, group: Group) -> Effect:

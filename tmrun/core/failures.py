@@ -5,7 +5,7 @@ from __future__ import annotations
 from tmrun.core import attempts, losses, planner, policy, restarts, transactions
 from tmrun.core.decision import DOUBT_SHARE, Decision, Timers, ending
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, JobState, Kind, RankMap, Spec
+from tmrun.core.model import JobState, Kind, RankMap, Spec
 
 
 def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
@@ -66,7 +66,7 @@ def replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: T
     if len(failed) > planner.MAX_MOVES:
         reason = f"{len(failed)} nodes were lost at once, more than one migration can move"
         return restarts.after_loss(job, current, failed, reason, timers, now)
-    plan = planner.plan_moves(job, failed, resting=_resting(job, timers, now))
+    plan = planner.plan_moves(job, failed, resting=losses.resting(job, timers, now))
     if not plan.short:
         reason = "; ".join(losses.what(job, i) for i in failed)
         txn = transactions.propose(job, Kind.FAILURE, plan.moves, "", reason)
@@ -81,9 +81,3 @@ def replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: T
             f"{losses.what(job, failed[0])}; no standby within {spec.node_wait_s:.0f} s",
         )
     return Decision(None, f"{losses.what(job, failed[0])}; {plan.why}")
-
-
-def _resting(job: Job, timers: Timers, now: float) -> set[Host]:
-    """Lemons that have not cooled down."""
-    lemons = {h: seconds for h, seconds in policy.lemons(job.maps).items() if h in job.members}
-    return {h for h, seconds in lemons.items() if seconds > timers.since(f"rests {h} {policy.strikes(job.maps, h)}", now)}

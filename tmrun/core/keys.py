@@ -10,7 +10,7 @@
             run  trouble  done
     /tmrun/v1/{job}/kv/...     where process groups find each other (c10d's Store); watched only while somebody waits
     /tmrun/v1/{job}/log/...    for people: progress/{host}, folder/{host}, timing/{epoch}/{rank}, events/{writer}/{number},
-        remark/reason, remark/overdue, remark/lag/{host}, failures/{restarts}/{rank}; agents never read it
+        remark/reason, remark/overdue, remark/lag/{host}, failures/{epoch}/{rank}; agents never read it
     /tmrun/jobs/{job}          index of jobs
 
 With N nodes, a key of each node below ``job/`` would be N events to N watchers at every migration: that is why there are three places.
@@ -224,9 +224,9 @@ class Keys:
         """A worker's account of a switch."""
         return f"{self.timings(epoch)}{rank:06d}"
 
-    def failure(self, restarts: int, rank: int) -> str:
+    def failure(self, epoch: int, rank: int) -> str:
         """What is known of a worker's end."""
-        return f"{self.failures}{restarts:06d}/{rank:06d}"
+        return f"{self.failures}{epoch:08d}/{rank:06d}"
 
     @property
     def failures(self) -> str:

@@ -1,4 +1,4 @@
-"""Which slots have failed, how sure that is, and the breaker: too many at once accuse the store or the network.
+"""Which slots have failed, how sure that is, who must rest, and the breaker: too many at once accuse the store or the network.
 
 May not know: what is done about it.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 
+from tmrun.core import policy
 from tmrun.core.decision import Timers
 from tmrun.core.membership import Job
-from tmrun.core.model import Move, Pause, Spec
+from tmrun.core.model import Host, Move, Pause, Spec
 
 BREAKER_SHARE = 0.1
 """Of the nodes: a loss of so many at once is not believed at once."""
@@ -54,6 +55,18 @@ def echoes(job: Job, slot: int) -> bool:
 def exit_code(job: Job, failed: list[int]) -> int:
     """Of the first whose workers told one; 1: none did."""
     return next((job.troubles[i].exit_code for i in failed if job.trouble(i)), 1)
+
+
+def accuses(job: Job, slot: int) -> bool:
+    """Whether its failure speaks against its machine, or its rank: it is no error of the program, and not only lost others."""
+    trouble = job.trouble(slot)
+    return trouble is None or not (trouble.software or trouble.exit_code == policy.EXIT_LOST)
+
+
+def resting(job: Job, timers: Timers, now: float) -> set[Host]:
+    """Lemons that have not cooled down."""
+    lemons = {h: seconds for h, seconds in policy.lemons(job.maps).items() if h in job.members}
+    return {h for h, seconds in lemons.items() if seconds > timers.since(f"rests {h} {policy.strikes(job.maps, h)}", now)}
 
 
 def vanished(job: Job) -> list[int]:

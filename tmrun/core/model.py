@@ -365,7 +365,7 @@ class RankMap:
     resume: Resume = Resume(0)
     reason: str = ""
     incidents: tuple[Incident, ...] = ()
-    """Of a failure: one a moved slot."""
+    """Of a failure: one a moved slot. Of a restart: one a slot that its machine failed, or seemed to."""
     places: tuple[str, ...] = ()
     """Where each slot's host is (``placement``), as it said when it took the slot; empty when nobody has labels."""
     program: bool = False
@@ -684,9 +684,10 @@ class Failure:
     exit_code: int
     """As a shell shows it."""
     time: float
+    epoch: int = 0
+    """Of the map under which it ran."""
     signal: str = ""
     """Name of the signal that ended it, if one did."""
-    restarts: int = 0
     message: str = ""
     """Type and text of the exception, where the worker left it in its error file."""
     traceback: str = ""

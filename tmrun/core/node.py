@@ -62,6 +62,8 @@ class Group:
     """local rank -> exit code as a shell shows it (128 + n for a signal), in the order of their ends."""
     errors: Mapping[int, str] = field(default_factory=dict)
     """local rank -> what is known of why it ended."""
+    echoes: frozenset[int] = frozenset()
+    """Local ranks that ended because they lost a peer, as they say themselves."""
     doubt: str = ""
     """A connection that a worker lost, nobody knows yet why; of the current epoch."""
     joined: frozenset[int] = frozenset()
@@ -95,6 +97,10 @@ class Group:
         """Some process ended otherwise than with 0."""
         return any(self.exits.values())
 
+    def unwished(self, pid: int) -> bool:
+        """This process holds a rank, and its agent has not told it to end: that it ends is for people to know. A rehearsal is none."""
+        return self.purpose is Purpose.ACTIVE and pid in self.pids and not self.killed
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -126,6 +132,8 @@ class Exited:
     step: int = -1
     """In which it was, as far as is known."""
     out_of_memory: bool = False
+    echo: bool = False
+    """It says itself that it only lost a peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +366,9 @@ def _exited(group: Group, fact: Exited) -> Group:
     if rank in group.exits:
         return group
     errors = {**group.errors, rank: fact.error} if fact.error else group.errors
+    echoes = group.echoes | {rank} if fact.echo else group.echoes
     known = replace(group, step=max(group.step, fact.step), out_of_memory=group.out_of_memory or fact.out_of_memory)
-    return replace(known, exits={**group.exits, rank: fact.code}, errors=errors)
+    return replace(known, exits={**group.exits, rank: fact.code}, errors=errors, echoes=echoes)
 
 
 def _sent(group: Group, effect: Prepare | Commit | Abort) -> Group:

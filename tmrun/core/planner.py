@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tmrun.core import placement, policy
 from tmrun.core.admission import Fit
@@ -28,6 +28,13 @@ def standby_count(text: str, nnodes: int) -> int:
     if not text.endswith("%"):
         return int(value)
     return 0 if value == 0 else max(1, math.ceil(nnodes * value / 100))
+
+
+def restart_seats(job: Job, resting: Collection[Host] = ()) -> tuple[Seat, ...]:
+    """``first_seats`` without lemons that have not cooled down, unless there are too few others."""
+    assert job.spec is not None
+    without = first_seats(replace(job, members={h: m for h, m in job.members.items() if h not in resting})) if resting else ()
+    return without if len(without) == job.spec.nnodes else first_seats(job)
 
 
 def first_seats(job: Job) -> tuple[Seat, ...]:
@@ -93,11 +100,11 @@ class Plan:
 
 def plan_moves(job: Job, slots: Sequence[int], to: str = "", resting: Collection[Host] = ()) -> Plan:
     """Give each leaving slot a warm joiner: rather not a machine whose workers just failed, none in a domain that was lost, none that is
-    worse than the job's, one that failed seldom, one that has rehearsed the slot, one near the leaver. ``resting``: lemons that have not
-    cooled down yet."""
+    worse than the job's, one that failed seldom, one that has rehearsed the slot, one near the leaver. ``to``: this one, whatever speaks
+    against it. ``resting``: lemons that have not cooled down yet."""
     assert job.map is not None
     able = standbys(job)
-    free = {m.host: m for m in able if m.host not in resting and to in ("", m.host)}
+    free = {m.host: m for m in able if (m.host == to if to else m.host not in resting)}
     standing = _standing(job, free.values(), slots) if free else {}
     moves: list[Move] = []
     short: list[int] = []
@@ -108,7 +115,7 @@ def plan_moves(job: Job, slots: Sequence[int], to: str = "", resting: Collection
         else:
             short.append(slot)
     text = ", ".join(f"slot {m.slot} {m.leaver.host} -> {m.joiner.host}" for m in moves)
-    tired = [m.host for m in able if m.host in resting]
+    tired = [m.host for m in able if m.host in resting and m.host != to]
     lacking = f"no warm standby for slot {', '.join(map(str, short))}" if short else ""
     if short and tired:
         lacking += f" ({', '.join(tired)} failed {policy.LEMON} times in a row and cools down)"

@@ -4,6 +4,7 @@
     judge       move the ranks, or give up: the same death of the same rank on several hosts, at the same step, follows the ranks, and a
                 standby more would be wasted on it; so would the ninth failure in a row without a step of progress
     restart_delay   when an agent that was killed is started again: always, but ever later while its lives are short
+    repeated    a rank that died of the same cause before an earlier restart of all: that follows the rank, whatever the machine
     strikes     how often a host was the one that failed lately: the least tried is chosen first, a *lemon* (the last failures were all
                 its own) not at all until it has cooled down
 
@@ -41,10 +42,12 @@ REMEMBERED = 16
 """Failures that are looked back on when hosts are compared."""
 
 
-def cause_of(code: int, *, out_of_memory: bool = False, hung: bool = False) -> Cause:
-    """``code`` as a shell shows it."""
+def cause_of(code: int, *, out_of_memory: bool = False, hung: bool = False, ours: bool = True) -> Cause:
+    """``code`` as a shell shows it. ``ours``: from a worker that took part, not of a script that never heard of these codes."""
     if hung:
         return Cause.HANG
+    if not ours and code in (EXIT_LOST, EXIT_DISK):
+        return Cause.PROGRAM
     if code == 128 + 9 and out_of_memory:
         return Cause.MEMORY
     if code - 128 in _CRASHES:
@@ -94,6 +97,14 @@ def _futile(maps: Sequence[RankMap], step: int) -> Iterator[RankMap]:
             return
         at = current.resume.target
         yield current
+
+
+def repeated(maps: Sequence[RankMap], troubles: Sequence[Trouble]) -> Trouble | None:
+    """One of these whose rank has died of the same cause before an earlier restart of all workers, however long they ran since: who is out
+    of memory after 70 minutes will be again. A migration between them forgives: the job trained. (A lost node has no trouble.)"""
+    row = takewhile(lambda m: m.kind is Kind.RESTART, reversed(maps))
+    past = {(i.rank, i.cause) for m in row for i in m.incidents}
+    return next((t for t in troubles if t.rank >= 0 and (t.rank, t.cause) in past), None)
 
 
 def restart_delay(lives_s: Sequence[float]) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tmrun.core import losses, planner, transactions
+from collections.abc import Collection
+
+from tmrun.core import losses, planner, policy, transactions
 from tmrun.core.decision import Decision, Timers, ending
 from tmrun.core.membership import Job
-from tmrun.core.model import UNSEEN_SHARE, JobState, Kind, RankMap, Trouble
+from tmrun.core.model import UNSEEN_SHARE, Host, JobState, Kind, RankMap, Trouble
 from tmrun.core.plural import many
 
 MACHINE_RESTARTS = 10
@@ -23,16 +25,26 @@ def program_error(job: Job, trouble: Trouble) -> Decision:
 
 
 def after_loss(job: Job, current: RankMap, failed: list[int], reason: str, timers: Timers, now: float) -> Decision:
-    """Nobody is parked here, so a host that is only cut off may go on for a while: give its agent the time to end its workers."""
+    """Nobody is parked here, so a host that is only cut off may go on for a while: give its agent the time to end its workers.
+
+    A rank that dies the same way again is charged to the program: no other machine would do better."""
     assert job.spec is not None
     unsure = [i for i in failed if not losses.confirmed(job, i)]
     if any(timers.since(f"gone {i} {current.seats[i].incarnation}", now) < job.spec.lease_ttl_s * UNSEEN_SHARE for i in unsure):
         return Decision(None, f"{losses.what(job, unsure[0])}: presumed dead, restarting when it must have ended its workers")
-    return restart(job, reason, losses.exit_code(job, failed), program=False)
+    accused = [i for i in failed if losses.accuses(job, i)]
+    again = policy.repeated(job.maps, [job.troubles[i] for i in accused if job.trouble(i)])
+    code = losses.exit_code(job, failed) if again is None else again.exit_code
+    if again is not None:
+        reason = f"{again.host} rank {again.rank}: {again.text}, as before an earlier restart: that follows the rank"
+    return restart(job, reason, code, program=again is not None, accused=accused, resting=losses.resting(job, timers, now))
 
 
-def restart(job: Job, reason: str, exit_code: int, *, program: bool) -> Decision:
-    """All workers anew; ``exit_code`` is the job's when the budget is spent. ``program``: it is charged to ``--max-restarts``."""
+def restart(
+    job: Job, reason: str, exit_code: int, *, program: bool, accused: Collection[int] = (), resting: Collection[Host] = ()
+) -> Decision:
+    """All workers anew; ``exit_code`` is the job's when the budget is spent. ``program``: it is charged to ``--max-restarts``.
+    ``accused``: slots whose failure is remembered. ``resting``: hosts that get no ranks if there are others."""
     assert job.spec is not None
     budget = job.spec.max_restarts if program else MACHINE_RESTARTS
     row = 0 if job.told.lasted or job.map is None else job.map.row
@@ -40,8 +52,8 @@ def restart(job: Job, reason: str, exit_code: int, *, program: bool) -> Decision
     if spent >= budget:
         after = f" (after {many(spent, 'restart')}{'' if program else ' in a row'})" if budget else ""
         return ending(job, JobState.FAILED, exit_code, reason + after)
-    seats = planner.first_seats(job)
+    seats = planner.restart_seats(job, resting)
     if len(seats) < job.spec.nnodes:
         return Decision(None, f"waiting for nodes to restart: {len(seats)} of {job.spec.nnodes} here")
-    txn = transactions.start(job, seats, Kind.RESTART, reason, program=program, row=row if program else row + 1)
+    txn = transactions.start(job, seats, Kind.RESTART, reason, program=program, row=row if program else row + 1, failed=tuple(accused))
     return Decision(txn, reason, f"restarting all workers (restart {job.restarts + 1}): {reason}")

@@ -129,19 +129,24 @@ def elect(job: Job, me: Seat, lease: int) -> Txn:
     return Txn((same_term, _member_unchanged(job, me)), ops, f"elect {me.host} for term {term}")
 
 
-def start(job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program: bool = False, row: int = 0) -> Txn:
+def start(
+    job: Job, seats: tuple[Seat, ...], kind: Kind, reason: str, *, program: bool = False, row: int = 0, failed: Sequence[int] = ()
+) -> Txn:
     """Commit a map under which all workers start from scratch: the first one, or a restart.
 
     Needs no votes: every worker is started anew and fenced by the generation. A seat that died meanwhile is an ordinary failure.
     Whoever loses a seat has not come back since the snapshot, with processes that still run (as far as a transaction can hold the guards:
-    of the first ``MAX_REPLACED`` seats).
+    of the first ``MAX_REPLACED`` seats). ``failed``: the slots whose failure is to be remembered.
     """
     assert job.open_migration is None
     epoch = job.epoch + 1
     last = job.head.value.last if job.head else 0
     master, port = _master(job, seats[0].host, job.restarts + (kind is Kind.RESTART))
-    places = _places(job, seats)
-    new = RankMap(epoch, kind, seats, epoch, reason=reason, places=places, program=program, row=row, master=master, master_port=port)
+    incidents, places = _incidents(job, failed), _places(job, seats)
+    new = RankMap(
+        epoch, kind, seats, epoch, reason=reason, incidents=incidents, places=places,
+        program=program, row=row, master=master, master_port=port,
+    )  # fmt: skip
     ops = (
         Put(job.keys.map(epoch), encode(new)),
         Put(job.keys.head, encode(Head(epoch, 0, last))),
@@ -205,7 +210,8 @@ def commit(job: Job, resume: Resume) -> Txn:
         seats[move.slot] = move.joiner
     old, why, moves = (job.map.master, job.map.master_port), migration.reason, migration.moves
     master, port = _master(job, seats[0].host, job.restarts) if 0 in migration.slots else old
-    kept, incidents, places, row = job.map.generation, _incidents(job, migration), _places(job, seats), job.map.row
+    kept, places, row = job.map.generation, _places(job, seats), job.map.row
+    incidents = _incidents(job, [m.slot for m in moves]) if migration.kind is Kind.FAILURE else ()
     new = RankMap(
         epoch, migration.kind, tuple(seats), kept, migration.id, moves, resume, why, incidents, places,
         row=row, master=master, master_port=port,
@@ -236,10 +242,9 @@ def _places(job: Job, seats: Sequence[Seat]) -> tuple[str, ...]:
     return tuple(found) if any(found) else ()
 
 
-def _incidents(job: Job, migration: Migration) -> tuple[Incident, ...]:
-    """What the job has to remember of a failure; the troubles themselves are forgotten with it."""
-    failed = migration.moves if migration.kind is Kind.FAILURE else ()
-    told = [(m.leaver.host, job.trouble(m.slot)) for m in failed]
+def _incidents(job: Job, slots: Sequence[int]) -> tuple[Incident, ...]:
+    """What the job has to remember of these slots' failures; the troubles themselves are forgotten with them."""
+    told = [(job.map.seats[i].host, job.trouble(i)) for i in slots] if job.map is not None else []
     return tuple(Incident(h, t.rank, t.cause) if t else Incident(h, -1, Cause.LOST) for h, t in told)
 
 
