@@ -35,7 +35,7 @@ class Beacon:
         """A new, empty page; one that another worker may still have mapped stays what it is. Raises OSError."""
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "r+b") as file:
-            file.truncate(_SIZE)
+            os.posix_fallocate(file.fileno(), 0, _SIZE)  # a hole that the disk has no room for would kill whoever writes into it
             return Beacon(mmap.mmap(file.fileno(), _SIZE))
 
     @staticmethod

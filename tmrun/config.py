@@ -55,6 +55,8 @@ class AgentConfig:
     marker: str
     """Value of $TMRUN_MARKER in every process of this launcher; what the sweeper looks for."""
     parent_pid: int
+    command: tuple[str, ...]
+    """What this host runs; its arguments may differ from those of other hosts (``Spec.command``)."""
     labels: dict[str, str] = field(default_factory=dict)
     grace_s: float = 10.0
     """From SIGTERM to SIGKILL."""
@@ -67,8 +69,10 @@ class AgentConfig:
     output: Output = field(default_factory=Output)
     signals: tuple[int, ...] = ()
     """What ends the job, for torch's own variable in the workers."""
-    numa: str = ""
-    """How to bind workers to CPUs (torch's names); empty: not at all."""
+    cpus: tuple[str, ...] = ()
+    """On which CPUs each worker runs, by local rank; empty: on all."""
+    store_wait_s: float = 0.0
+    """How long a store that does not answer is asked again before this agent has registered."""
     notices: NoticeSources = NoticeSources()
     witness: str = ""
     """Where others ask whether the launch is gone (``witness``); empty: nowhere."""

@@ -17,7 +17,7 @@ from tmrun import __version__, procs
 from tmrun.beacon import Beacon
 from tmrun.config import AgentConfig, beacon_path
 from tmrun.core import codec, node, watchdog
-from tmrun.core.errors import StoreError, TmrunError
+from tmrun.core.errors import NotFoundError, StoreError, TmrunError
 from tmrun.core.keys import Keys
 from tmrun.core.model import Host, Incarnation, Member, Spec
 from tmrun.store.access import open_store
@@ -28,12 +28,13 @@ from tmrun_agent.effects import socket_path
 from tmrun_agent.feeders import Interrupted, LeaseLost, StoreMoved
 from tmrun_agent.health import Health
 from tmrun_agent.ipc import WorkerServer
-from tmrun_agent.lease import Lease, register
+from tmrun_agent.lease import Lease, enter
 from tmrun_agent.logs import Logs
 from tmrun_agent.loop import Agent, Inbox
 from tmrun_agent.master import MasterStore
 from tmrun_agent.metrics import Metrics
 from tmrun_agent.notices import Notices, sources
+from tmrun_agent.patience import Patience
 from tmrun_agent.processes import Processes
 from tmrun_agent.publisher import Publisher
 from tmrun_agent.rendezvous import Rendezvous
@@ -70,14 +71,16 @@ def _serve(config: AgentConfig, store: Store) -> int:
     keys = Keys(config.job)
     inbox = Inbox()
     heed(inbox)
-    launched = store.get(keys.spec)
-    assert launched is not None, "the launcher writes the spec before it starts agents"
+    patience = Patience(config.host, inbox, config.store_wait_s)
+    launched = patience.ask(lambda: store.get(keys.spec))
+    if launched is None:
+        raise NotFoundError(f"job {config.job} is not in its store any more: it has ended, and somebody else cleared it away")
     spec = codec.decode(Spec, launched.value)
     life = uuid.uuid4().hex[:12]
     publisher = Publisher(store, keys, Host(config.host), life)
     server = WorkerServer(Path(socket_path(config)), inbox.put, Rendezvous(store, keys).serve)
     lease = Lease(store, spec.lease_ttl_s, lambda number: inbox.put(LeaseLost(number)), boottime)
-    master = MasterStore(config.address, config.master_port)
+    master = MasterStore(config.address, config.master_port, publisher.event)
     member = Member(Host(config.host), Incarnation(life), config.address, os.getpid(), __version__, labels=config.labels)
     member = replace(member, node_rank=config.node_rank, ports=master.ports, witness=config.witness, store_members=config.store_members)
     logs = Logs(config.output, config.job, config.host, Path(config.runtime_dir), publisher.event, publisher.logs)
@@ -93,8 +96,7 @@ def _serve(config: AgentConfig, store: Store) -> int:
     file_timers = timers.from_environment(pipe, processes.signal_one, health.waits, processes.worker_of)
 
     try:
-        granted = lease.acquire()
-        register(store, keys, member, granted, spec.lease_ttl_s, publisher.event)
+        granted = patience.ask(lambda: enter(lease, keys, member, publisher.event))
         if config.metrics:
             publisher.event(f"{config.host}: {metrics.serve(config.metrics)}")
         Notices(sources(config.notices), inbox.put, publisher.event).start()

@@ -73,20 +73,31 @@ class Effects:
         return [effect.then] if effect.then else []
 
     def _spawn(self, effect: node.Spawn, job: Job) -> Fact:
-        spec = job.spec
+        try:
+            return node.Spawned(Group(effect.purpose, effect.slot, effect.epoch, effect.generation, self._start(effect, job)))
+        except OSError as error:
+            return node.NotSpawned(effect, f"its workers cannot be started: {error}")
+
+    def _start(self, effect: node.Spawn, job: Job) -> tuple[int, ...]:
+        spec, active = job.spec, effect.purpose is node.Purpose.ACTIVE
         assert spec is not None and job.map is not None
-        if effect.slot == 0 and effect.purpose is node.Purpose.ACTIVE:
+        if effect.slot == 0 and active:
             self.master.open(job.map.master_port, effect.generation)
         ranks = spec.ranks(effect.slot)
         prefix = self.config.output.prefix
         outputs = self.logs.open(job.restarts, [streams.prefix(prefix, spec.role, i, r, self.config.host) for i, r in enumerate(ranks)])
         workers = [
-            Worker(worker_command(spec, i), self._environment(effect, job, spec, i, output.error_file), output)
+            Worker(
+                worker_command(self.config.command, i, no_python=spec.no_python),
+                self._environment(effect, job, spec, i, output.error_file),
+                output,
+                reads=active,  # a rehearsal would take it away from them
+            )
             for i, output in enumerate(outputs)
         ]
         pids = self.processes.spawn(workers)
         self.health.follow(pids)
-        return node.Spawned(Group(effect.purpose, effect.slot, effect.epoch, effect.generation, pids))
+        return pids
 
     def _environment(self, effect: node.Spawn, job: Job, spec: Spec, local_rank: int, error_file: str) -> dict[str, str]:
         assert job.map is not None
@@ -99,8 +110,8 @@ class Effects:
         interface = interface_of(self.config.address)
         if interface is not None:
             env.setdefault("GLOO_SOCKET_IFNAME", interface)  # else gloo takes what the hostname resolves to, often 127.0.1.1
-        if self.config.numa:
-            env["TMRUN_NUMA_BINDING"] = self.config.numa
+        if self.config.cpus:
+            env["TMRUN_CPUS"] = self.config.cpus[local_rank]
         if self.file_timers is not None:
             env[ENV_FILE] = str(self.file_timers.path)
         env[ENV_BEACON] = str(self.health.prepare(local_rank))

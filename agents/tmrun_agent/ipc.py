@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tmrun import wire
+from tmrun import unixsocket, wire
 from tmrun.core.errors import WireError
+
+_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,11 @@ class WorkerServer:
         self._said, self._serve = said, serve
         self._lock = threading.Lock()
         self._controls: dict[int, tuple[socket.socket, threading.Lock]] = {}
-        self._closed = False
+        self._over = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path.unlink(missing_ok=True)  # of an earlier life of this agent, which was killed
-        self._listener.bind(str(path))
+        with unixsocket.address(str(path)) as address:
+            self._listener.bind(address)
         self._listener.listen(64)
         threading.Thread(target=self._accept, name="ipc-accept", daemon=True).start()
 
@@ -58,7 +61,7 @@ class WorkerServer:
 
     def close(self) -> None:
         """Stop accepting and drop all connections."""
-        self._closed = True
+        self._over.set()
         with self._lock:
             sockets = [self._listener, *(sock for sock, _ in self._controls.values())]
         for sock in sockets:
@@ -69,12 +72,12 @@ class WorkerServer:
             sock.close()
 
     def _accept(self) -> None:
-        while not self._closed:
+        while not self._over.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._connection, args=(sock,), name="ipc-worker", daemon=True).start()
+                threading.Thread(target=self._connection, args=(sock,), name="ipc-worker", daemon=True).start()
+            except (OSError, RuntimeError):
+                self._over.wait(_AGAIN_S)  # out of descriptors or threads for a moment, unless it is the end
 
     def _connection(self, sock: socket.socket) -> None:
         with sock:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tmrun.core import node, transactions
+from tmrun.core import codec, node, transactions
 from tmrun.core.errors import UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job
@@ -154,6 +154,13 @@ class Lease:
             agent.publisher.event(f"{agent.member.host}: its lease was lost; registered again")
 
 
+def enter(lease: Lease, keys: Keys, member: Member, tell: Callable[[str], None]) -> int:
+    """Be in the job under a new lease, which is returned. May be tried again. Raises StoreError, UsageError."""
+    granted = lease.acquire()
+    register(lease.store, keys, member, granted, lease.ttl_s, tell)
+    return granted
+
+
 def register(store: Store, keys: Keys, member: Member, lease: int, ttl_s: int, tell: Callable[[str], None]) -> None:
     """Join the job. An earlier life of this host may still be registered: wait for its lease to run out. Raises UsageError."""
     deadline = time.monotonic() + 2 * ttl_s + 5
@@ -161,9 +168,20 @@ def register(store: Store, keys: Keys, member: Member, lease: int, ttl_s: int, t
     while True:
         if store.commit(transactions.register(Job(keys), member, lease)).succeeded:
             return
+        entry = store.get(keys.member(member.host))
+        holder = None if entry is None else codec.decode(Member, entry.value)
+        if holder is not None and holder.incarnation == member.incarnation:
+            return  # it was done, and the answer was lost
         if time.monotonic() > deadline:
             raise UsageError(f"node name {member.host!r} is held by another live agent of job {keys.job!r}; choose one with --node-name")
         if not told:
-            tell(f"{member.host}: waiting for an earlier registration of this name to expire")
+            tell(f"{member.host}: waiting for an earlier registration of this name to expire{_elsewhere(holder, member)}")
         told = True
         time.sleep(0.2)
+
+
+def _elsewhere(holder: Member | None, member: Member) -> str:
+    """What to do if the name is another host's, which its address suggests."""
+    if holder is None or holder.address == member.address:
+        return ""
+    return f"; it is from {holder.address}, this host is {member.address}: if these are two hosts, give each a --node-name of its own"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import tempfile
 import termios
@@ -24,6 +25,7 @@ from pathlib import Path
 from string import Template
 from typing import BinaryIO
 
+from tmrun.core.keys import MAX_NAME, name_of
 from tmrun.core.streams import ERR, OUT, Output
 
 TAIL_LINES = 20
@@ -32,6 +34,10 @@ _POLL_S = 0.1
 _DRAIN_S = 2.0
 """A process that was not ours may still hold the pipe."""
 _PIPE_BYTES = 1 << 20
+_LINE_BYTES = 1 << 20
+"""A longer line is broken."""
+_STILL_S = 1.0
+_ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _NAMES = {OUT: "stdout", ERR: "stderr"}
 
 
@@ -76,13 +82,13 @@ class Logs:
 
     def open(self, restarts: int, prefixes: Sequence[str]) -> list[WorkerOutput]:
         """Outputs of a new group, one a worker; ``prefixes`` of their tee'd lines. Without files where none can be written."""
-        self.close()
+        self.close(_DRAIN_S)
         self._groups += 1
         try:
             return self._open(restarts, prefixes)
         except OSError as error:
             self.tell(f"{self.node}: no logs can be written ({error}); its workers write to the console only")
-            self.close()
+            self.close(_DRAIN_S)
             self.wanted = replace(self.wanted, log_dir=os.devnull)
             return self._open(restarts, prefixes)
 
@@ -96,10 +102,10 @@ class Logs:
             outputs.append(self._worker(local, own, folder, prefix))
         return outputs
 
-    def close(self) -> None:
-        """Copy what is left to the console."""
+    def close(self, limit_s: float | None = None) -> None:
+        """Copy what is left to the console; with a limit what a console that takes nothing leaves is copied later."""
         for follower in self._followers:
-            follower.finish()
+            follower.finish(limit_s)
         self._followers.clear()
 
     def _folder(self, restarts: int) -> Path | None:
@@ -110,7 +116,7 @@ class Logs:
         if self._run is None:
             base = self.wanted.log_dir or tempfile.mkdtemp(prefix="torchelastic_")
             Path(base).mkdir(parents=True, exist_ok=True)
-            self._run = Path(tempfile.mkdtemp(prefix=f"{self.job}_{self.node}_", dir=base))
+            self._run = Path(tempfile.mkdtemp(prefix=f"{name_of(self.job)[:MAX_NAME]}_{self.node}_", dir=base))
             self.tell(f"{self.node}: logs in {self._run}")
         attempt = self._run / f"attempt_{restarts}"
         self.moved(str(attempt))
@@ -175,9 +181,9 @@ class Pump:
             time.sleep(0.001)
         return _lines(b"".join(list(self._kept)))
 
-    def finish(self) -> None:
+    def finish(self, limit_s: float | None = None) -> None:
         """The writer has ended: copy the rest."""
-        self._thread.join(_DRAIN_S)
+        self._thread.join(_DRAIN_S if limit_s is None else limit_s)
 
     def _waiting(self) -> bool:
         """Whether bytes are in the pipe; it is closed once there never will be."""
@@ -212,7 +218,10 @@ class Pump:
 
 
 class Follower:
-    """Copies the lines that a file gains, with a prefix, to a descriptor of ours; those that hold a needle also to another file."""
+    """Copies the lines that a file gains, with a prefix, to a descriptor of ours; those that hold a needle also to another file.
+
+    A carriage return ends a line too (progress bars), and so does a while in which nothing comes (a prompt).
+    """
 
     def __init__(self, path: Path, sink: int | None, prefix: str, copy: tuple[Path, Sequence[str]] | None) -> None:
         self._sink, self._prefix = sink, prefix
@@ -221,30 +230,42 @@ class Follower:
         self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
         self._file.seek(0, os.SEEK_END)
         self._rest = b""
+        self._grew = time.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tee", daemon=True)
         self._thread.start()
 
-    def finish(self) -> None:
+    def finish(self, limit_s: float | None = None) -> None:
         """The writer has ended: copy the rest."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(limit_s)
 
     def _run(self) -> None:
         with self._file:
             while not self._over.wait(_POLL_S):
                 self._drain()
             self._drain()
-            if self._rest:
-                self._line(self._rest + b"\n")
+            self._flush()
         if self._copy is not None:
             self._copy.close()
 
     def _drain(self) -> None:
         while chunk := self._file.read(1 << 16):
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            lines, self._rest = split(self._rest + chunk)
             for line in lines:
                 self._line(line + b"\n")
+            self._grew = time.monotonic()
+            if len(self._rest) > _LINE_BYTES:
+                self._flush()
+        if time.monotonic() - self._grew > _STILL_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        """What has no end yet is a line of its own."""
+        line = self._rest.removesuffix(b"\r")
+        if line:
+            self._line(line + b"\n")
+        self._rest = b""
 
     def _line(self, line: bytes) -> None:
         text = Template(self._prefix).safe_substitute(time=time.strftime("%H:%M:%S")).encode() + line
@@ -252,6 +273,20 @@ class Follower:
             write_all(self._sink, text)
         if self._copy is not None and any(n.encode() in line for n in self._needles):
             write_all(self._copy.fileno(), text)
+
+
+def split(data: bytes) -> tuple[list[bytes], bytes]:
+    """Lines without their ends (LF, CR LF, CR), and the rest, which has none yet; what is empty before a lone CR is no line.
+
+    A CR at the very end may be half of a CR LF: it stays with the rest.
+    """
+    lines, begin = [], 0
+    for end in _ENDS.finditer(data):
+        line = data[begin : end.start()]
+        if line or end[0] != b"\r":
+            lines.append(line)
+        begin = end.end()
+    return lines, data[begin:]
 
 
 def write_all(descriptor: int, data: bytes) -> None:

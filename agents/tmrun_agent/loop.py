@@ -16,7 +16,7 @@ from functools import partial
 from tmrun import wire
 from tmrun.beacon import Beacon
 from tmrun.config import AgentConfig
-from tmrun.core import conditions, coordinator, preemption, reconcile, transactions
+from tmrun.core import conditions, coordinator, environment, preemption, reconcile, transactions
 from tmrun.core import node as core
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
@@ -79,7 +79,6 @@ class Agent:
     beacon: Beacon
     file_timers: FileTimers | None
     node: core.Node
-    preload: Preload = field(default_factory=Preload)
     timers: Timers = field(default_factory=Timers)
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
     """pid -> (step, its usual duration)."""
@@ -95,6 +94,7 @@ class Agent:
     """When this agent ends, whatever holds it here; 0: it does not."""
 
     def __post_init__(self) -> None:
+        self.preload = Preload(environment.target(self.config.command))
         self.inquest = Inquest(self.store, self.keys, self.me, self.publisher.event)
         self.chaos = Chaos(self.me, self.store, self.processes, self.submit)
         self.slowness = Slowness(self.store, partial(self.publisher.event, kind=EventKind.NODE_SLOW), self.submit)
@@ -293,7 +293,7 @@ class Agent:
                 self._coordinate()
                 self._inquire()
                 self.chaos.tend(self.job(), self.node.group)
-            self.preload.tend(self._idle, self.job().spec, time.monotonic())
+            self.preload.tend(self._idle, time.monotonic())
             self._tell_of_store()
         except LeaseGone:
             self.lease.lost(self.node.lease)
@@ -404,8 +404,10 @@ class Agent:
 
     @property
     def _idle(self) -> bool:
-        """The job runs a script that cannot be rehearsed (yet), and this node has no ranks."""
+        """The job runs a Python script that cannot be rehearsed (yet), and this node has no ranks."""
         job = self.job()
+        if job.spec is None or job.spec.no_python:
+            return False
         return self.node.group is None and job.map is not None and job.map.slot_of(self.me) is None and not job.movable and job.end is None
 
     def park(self) -> None:

@@ -13,9 +13,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tmrun_agent.autopsy import signal_name
+
 PORTS = 8
+_LOOK_S = 0.5
 
 
 @dataclass
@@ -23,7 +28,9 @@ class MasterStore:
     """Ports of this host for the job's TCPStores. ``wanted``: the first one's number, 0: any free ones."""
 
     address: str
-    wanted: int = 0
+    wanted: int
+    tell: Callable[[str], None]
+    """An event for people."""
     _bound: list[socket.socket] = field(default_factory=list)
     _start: int = -1
     _serving: _Serving | None = None
@@ -43,10 +50,12 @@ class MasterStore:
             return
         if self._serving is not None:
             self._serving.end()
+        if self.wanted and port != self.wanted and self._start < 0:
+            self.tell(f"--master-port {self.wanted} cannot be had at {self.address} (is it taken?): MASTER_PORT is {port}")
         self._start = start
         listener = next(s for s in self._bound if s.getsockname()[1] == port)
         listener.listen(1024)
-        self._serving = _Serving(listener, self.address)
+        self._serving = _Serving(listener, self.address, self.tell)
 
     def close(self) -> None:
         """Give everything back."""
@@ -59,8 +68,8 @@ class MasterStore:
 class _Serving:
     """One store. Its thread lives as long as the process it starts: the kernel ends a child with the *thread* that is its parent."""
 
-    def __init__(self, listener: socket.socket, address: str) -> None:
-        self._listener, self._address, self._wake = listener, address, os.eventfd(0)
+    def __init__(self, listener: socket.socket, address: str, tell: Callable[[str], None]) -> None:
+        self._listener, self._address, self._tell, self._wake = listener, address, tell, os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="master-port", daemon=True)
         self._thread.start()
 
@@ -76,10 +85,32 @@ class _Serving:
             return
         fd, port = self._listener.fileno(), self._listener.getsockname()[1]
         argv = [sys.executable, "-m", "tmrun_agent.tcp_store", str(fd), self._address, str(port), str(os.getpid())]
-        server = subprocess.Popen(argv, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True)
-        select.select([self._wake], [], [])
-        server.kill()
-        server.wait()
+        try:
+            with subprocess.Popen(argv, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True) as server:
+                how = self._watch(server)
+        except OSError as error:
+            how = f"cannot be started: {error}"
+        if how:
+            self._tell(f"the job's TCPStore (MASTER_ADDR:MASTER_PORT, {self._address}:{port}) {how}; whatever needs it from now on fails")
+            self._refuse()
+
+    def _watch(self, server: subprocess.Popen[bytes]) -> str:
+        """Until it is not wanted any more, or (then it returns how) ends by itself."""
+        while (code := server.poll()) is None:
+            wanted, _, _ = select.select([self._wake], [], [], _LOOK_S)
+            if wanted:
+                server.kill()
+                return ""
+        return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+    def _refuse(self) -> None:
+        """Our copy of the socket goes on listening: whoever connects must not wait for an answer that never comes."""
+        while True:
+            ready, _, _ = select.select([self._listener.fileno(), self._wake], [], [])
+            if self._wake in ready:
+                return
+            with suppress(OSError):
+                self._listener.accept()[0].close()
 
 
 def _bind(address: str, port: int) -> socket.socket:

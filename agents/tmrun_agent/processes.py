@@ -21,7 +21,6 @@ from pathlib import Path
 import tmrun
 from tmrun import procs
 from tmrun.core import environment
-from tmrun.core.model import Spec
 from tmrun_agent.autopsy import Death, examine, oom_kills
 from tmrun_agent.logs import WorkerOutput
 
@@ -43,6 +42,8 @@ class Worker:
     command: Sequence[str]
     environment: Mapping[str, str]
     output: WorkerOutput
+    reads: bool = False
+    """It has our standard input, which is the launcher's; else there is nothing to read."""
 
 
 @dataclass
@@ -68,6 +69,8 @@ class Processes:
                 self._children.append(self._start(worker))
         except OSError:
             procs.sweep(self._group, ENV_GROUP)
+            for worker in workers[len(self._children) + 1 :]:  # the one that failed has had its turn
+                worker.output.started()
             raise
         for local, (child, worker) in enumerate(zip(self._children, workers, strict=True)):
             examined = partial(examine, child.pid, local, output=worker.output, kills_before=kills)
@@ -83,7 +86,7 @@ class Processes:
                 list(worker.command),
                 env=env,
                 start_new_session=True,
-                stdin=subprocess.DEVNULL,
+                stdin=None if worker.reads else subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 pass_fds=self.held,
@@ -155,7 +158,7 @@ def _reap_session(pid: int) -> None:
         pass
 
 
-def worker_command(spec: Spec, local_rank: int) -> list[str]:
+def worker_command(command: Sequence[str], local_rank: int, *, no_python: bool) -> list[str]:
     """The program that runs a user's script, module or program under tmrun."""
-    how = ["--exec"] if spec.no_python else []
-    return [os.environ.get("PYTHON_EXEC", sys.executable), "-u", _BOOTSTRAP, *how, *environment.worker_command(spec.command, local_rank)]
+    how = ["--exec"] if no_python else []
+    return [os.environ.get("PYTHON_EXEC", sys.executable), "-u", _BOOTSTRAP, *how, *environment.worker_command(command, local_rank)]

@@ -97,7 +97,7 @@ def test_every_variable_is_documented_and_every_documented_one_exists() -> None:
     """Names that are tmrun's own need not be told, but have to be listed here."""
     internal = {
         "TMRUN_AGENT_SOCKET", "TMRUN_BEACON", "TMRUN_COMPLETE", "TMRUN_EPOCH", "TMRUN_GENERATION", "TMRUN_GROUP", "TMRUN_MARKER",
-        "TMRUN_NODE_MARKER", "TMRUN_LOCAL_RANK", "TMRUN_NUMA_BINDING", "TMRUN_PARENT_PID", "TMRUN_REHEARSAL_LOG", "TMRUN_TEST_KILL",
+        "TMRUN_NODE_MARKER", "TMRUN_LOCAL_RANK", "TMRUN_CPUS", "TMRUN_PARENT_PID", "TMRUN_REHEARSAL_LOG", "TMRUN_TEST_KILL",
         "TMRUN_TEST_RETIRE_S", "TMRUN_BEHIND", "TMRUN_ETCD_", "TMRUN_ETCD",
         "TMRUN_WORKER_PID", "TMRUN_WORKER_ROLE",
     }  # fmt: skip

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
+from test_core import KEYS, member
+from tmrun_agent import patience
+from tmrun_agent.feeders import Interrupted, StoreMoved
+from tmrun_agent.lease import Lease, enter, register
+from tmrun_agent.loop import Inbox
+from tmrun_agent.patience import Patience
+
+from tmrun.core import errors
+from tmrun.core.errors import OutcomeUnknown, StoreUnavailable
+from tmrun.store.memory import Fate, MemoryWorld
 
 SIGNALS = """
 import os, queue, signal, threading
@@ -52,7 +67,8 @@ from tmrun_agent.__main__ import _serve
 store, keys = MemoryWorld().client(), Keys("job")
 store.commit(transactions.create_spec(Job(keys), Spec(1, 1, 0, ("train.py",))))
 store.commit(transactions.end_job(fold(keys, store.list(keys.ctl).entries), End(JobState.FAILED, 42, "as it was"), as_leader=False))
-code = _serve(AgentConfig("job", "node0", StoreAccess("http://nowhere:1"), "127.0.0.1", sys.argv[1], "marker", 1, {}, 1.0), store)
+where = StoreAccess("http://nowhere:1")
+code = _serve(AgentConfig("job", "node0", where, "127.0.0.1", sys.argv[1], "marker", 1, ("train.py",), {}, 1.0), store)
 print(code, store.get(keys.member("node0")))
 """
 
@@ -63,3 +79,57 @@ def test_its_parts_fit_together(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ENDED, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert (tmp_path / "node0.timers").is_fifo()
     assert done.stdout == "42 None\n"
+
+
+class Blip:
+    """A store that does not answer at first."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def get(self) -> str:
+        self.left -= 1
+        if self.left >= 0:
+            raise StoreUnavailable("no answer from the store")
+        return "value"
+
+
+def test_a_store_that_does_not_answer_at_the_start_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(patience, "AGAIN_S", 0.01)
+    inbox = Inbox()
+    inbox.put(StoreMoved())
+    assert Patience("a", inbox, 60).ask(Blip(3).get) == "value"
+    assert capfd.readouterr().err == "tmrun: a: no answer from the store; it is asked again, 60 s at most\n"
+    assert inbox.get_nowait() == StoreMoved(), "it is the loop's"
+    with pytest.raises(StoreUnavailable):
+        Patience("a", inbox, 0.1).ask(Blip(10**9).get)
+    inbox.put(Interrupted(signal.SIGTERM))
+    with pytest.raises(errors.Interrupted) as end:
+        Patience("a", inbox, 60).ask(Blip(10**9).get)
+    assert end.value.exit_code == 143
+
+
+def test_a_registration_whose_answer_was_lost() -> None:
+    """Tried again under another lease, it is there already."""
+    store, told = MemoryWorld().client(), list[str]()
+    lease = Lease(store, 10, lambda _: None, lambda: 0.0)
+    store.next_commits(Fate.APPLIED_UNANSWERED)
+    with pytest.raises(OutcomeUnknown):
+        enter(lease, KEYS, member("a"), told.append)
+    enter(lease, KEYS, member("a"), told.append)
+    assert told == []
+
+
+def test_two_hosts_of_one_name_hear_of_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, told = MemoryWorld().client(), list[str]()
+    register(store, KEYS, member("a"), store.grant(100), 10, told.append)
+    monkeypatch.setattr(time, "sleep", lambda _: store.revoke(entry.lease))
+    entry = store.get(KEYS.member("a"))
+    assert entry is not None
+    register(store, KEYS, replace(member("a", 2), address="10.0.0.2"), store.grant(100), 10, told.append)
+    assert told == [
+        "a: waiting for an earlier registration of this name to expire; it is from addr-a, this host is 10.0.0.2: "
+        "if these are two hosts, give each a --node-name of its own"
+    ]

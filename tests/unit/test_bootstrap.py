@@ -100,3 +100,41 @@ def test_a_program_of_its_own(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, "program x\n")
     done = subprocess.run([*run, "./nothing"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (127, "tmrun: cannot execute './nothing': No such file or directory\n")
+
+
+WHERE = "import os, sys\nprint(sorted(os.sched_getaffinity(0)), 'TMRUN_WORKER_PID' in os.environ)"
+WRAPPER = '#!/bin/sh\n{} "$@"\nexit $?\n'
+
+
+@pytest.mark.parametrize("how", ["", "--exec"])
+def test_on_the_cpus_that_are_near_its_gpu(tmp_path: Path, how: str) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    (tmp_path / "script.py").write_text(WHERE)
+    target = [how, sys.executable, "script.py"] if how else ["script.py"]
+    run = [sys.executable, _BOOTSTRAP, *target]
+    env = {**os.environ, "TMRUN_CPUS": str(cpu)}
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == f"[{cpu}] {not how}\n", done.stderr
+
+
+def test_an_interpreter_that_is_a_process_below_the_one_that_was_started(tmp_path: Path) -> None:
+    """As a PYTHON_EXEC that forgets ``exec``: scripts run, but nothing can be moved; an agent that is gone ends it still."""
+    (tmp_path / "script.py").write_text(WHERE)
+    wrapper = tmp_path / "python"
+    wrapper.write_text(WRAPPER.format(sys.executable))
+    wrapper.chmod(0o755)
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "TMRUN_PARENT_PID": str(os.getpid()), **more}
+        argv = [str(wrapper), "-u", _BOOTSTRAP, "script.py"]
+        return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    done = run()
+    assert (done.returncode, done.stdout) == (0, f"{sorted(os.sched_getaffinity(0))} False\n")
+    assert "$PYTHON_EXEC starts Python as a process below itself" in done.stderr
+    assert run(TMRUN_LOCAL_RANK="1").stderr == ""
+    standby = run(TMRUN_WORKER_ROLE="standby")
+    assert (standby.returncode, standby.stdout) == (1, "")
+    assert "a standby needs `exec` in it" in standby.stderr
+    gone = run(TMRUN_PARENT_PID=str(2**22 + 1))
+    assert (gone.returncode, gone.stdout) == (1, "")

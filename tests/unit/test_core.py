@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmrun.core import environment, planner, report, transactions
+from tmrun.core import environment, idle, node, planner, report, transactions
 from tmrun.core.codec import decode, encode
 from tmrun.core.errors import UsageError
 from tmrun.core.heard import Heard
-from tmrun.core.keys import Keys
+from tmrun.core.keys import Keys, job_of
 from tmrun.core.membership import Job, fold, natural
 from tmrun.core.model import (
     Admin,
@@ -25,6 +25,7 @@ from tmrun.core.model import (
     Machine,
     Member,
     NodeState,
+    Notice,
     Obituary,
     RankMap,
     Rehearsal,
@@ -36,6 +37,8 @@ from tmrun.core.model import (
     Trouble,
     WorkerVote,
 )
+from tmrun.core.node import Purpose
+from tmrun.core.reconcile import reconcile
 from tmrun.core.states import known_hosts, node_state
 from tmrun.core.txn import KeyValue, Put
 from tmrun.store.memory import MemoryWorld
@@ -73,6 +76,14 @@ def test_keys_parse_to_what_they_were_built_from() -> None:
     assert KEYS.parse(KEYS.map(3)) == ("map", ("00000003",))
     assert KEYS.parse(KEYS.timing(3, 1)) == ("timing", ("00000003", "000001"))
     assert KEYS.parse(KEYS.member("a")) == ("member", ("a",))
+
+
+def test_an_id_of_any_characters_has_keys_of_its_own() -> None:
+    assert KEYS.root == "/tmrun/v1/job/"
+    odd = Keys("job/ctl 1:=é")
+    assert not odd.root.startswith(KEYS.root)
+    assert odd.parse(odd.member("a")) == ("member", ("a",))
+    assert job_of(odd.index) == odd.job
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7))
@@ -207,6 +218,28 @@ def test_who_registers_again_is_not_dead_and_no_later_loss_is_believed_because_o
 def test_before_the_first_map_everybody_joins() -> None:
     job = snapshot({KEYS.member("a"): member("a")})
     assert [node_state(job, h)[0] for h in known_hosts(job)] == [NodeState.JOINING]
+
+
+# -- a node
+@pytest.mark.parametrize("purpose", Purpose)
+def test_workers_that_the_machine_refuses_to_start(purpose: Purpose) -> None:
+    """Whoever should hold a slot says so and gives it up; a standby tries again, but not for ever."""
+    claimed = (KEYS.run(1), Run(1, Host("b"), seat("b").incarnation, 1))
+    told = (KEYS.notice, Notice(1, movable=True))
+    me, job = (seat("b"), running(claimed)) if purpose is Purpose.ACTIVE else (seat("x"), running(told, hosts=("a", "b", "x")))
+    mine = node.Node(me, 7)
+    for _ in range(1 if purpose is Purpose.ACTIVE else idle.MAX_STANDBY_FAILURES):
+        effect = reconcile(mine, job)
+        assert isinstance(effect, node.Spawn) and effect.purpose is purpose
+        mine = node.observe(mine, node.NotSpawned(effect, "its workers cannot be started: no file handles"))
+    then = reconcile(mine, job)
+    assert isinstance(then, node.Submit)
+    (value,) = [op.value for op in then.txn.ops if isinstance(op, Put)]
+    if purpose is Purpose.ACTIVE:
+        trouble = decode(Trouble, value)
+        assert (trouble.text, trouble.software) == ("its workers cannot be started: no file handles", False)
+    else:
+        assert decode(Member, value).fault == "its rehearsal failed 3 times: its workers cannot be started: no file handles"
 
 
 # -- report

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import signal
 import socket
 import subprocess
 import threading
@@ -13,10 +15,11 @@ from pathlib import Path
 
 import pytest
 from tmrun_agent import autopsy
-from tmrun_agent.logs import Logs, Pump, WorkerOutput
+from tmrun_agent.logs import Follower, Logs, Pump, WorkerOutput, split
 from tmrun_agent.master import MasterStore
 from torch.distributed import TCPStore
 
+from tmrun import procs
 from tmrun.cli import failed
 from tmrun.core.failure import is_echo, root_cause, unanswered
 from tmrun.core.model import Cause, End, Failure, Host, Incarnation, JobState, Kind, Move, RankMap, Seat
@@ -267,27 +270,87 @@ def test_the_prefix_has_a_template(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert rest == "[node1/5.1 trainer] words\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "lines", "rest"),
+    [
+        ("a\nb", ["a"], "b"),
+        ("a\r\n\nb\n", ["a", "", "b"], ""),
+        ("\rbar 1\rbar 2", ["bar 1"], "bar 2"),
+        ("\rbar 1\rbar 2\n", ["bar 1", "bar 2"], ""),
+        ("half\r", [], "half\r"),
+    ],
+)
+def test_what_a_line_is(text: str, lines: list[str], rest: str) -> None:
+    assert split(text.encode()) == ([line.encode() for line in lines], rest.encode())
+
+
+def test_a_progress_bar_is_seen_while_it_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ours = logs(tmp_path, Output(str(tmp_path), tee=Streams(2)))
+    (output,) = ours.open(0, ["[0]:"])
+    assert output.stderr is not None
+    seen = ""
+    for said, shown in ((b"\r 1%\r 2%", "[0]: 1%\n"), (b"", "[0]: 1%\n[0]: 2%\n"), (b"\r 3%\r\n", "[0]: 1%\n[0]: 2%\n[0]: 3%\n")):
+        os.write(output.stderr, said)
+        end = time.monotonic() + 30
+        while seen != shown:
+            assert time.monotonic() < end, seen
+            time.sleep(0.02)
+            seen += capfd.readouterr().err
+    output.started()
+    ours.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_console_that_takes_nothing_holds_up_no_restart(tmp_path: Path) -> None:
+    """As after Ctrl-S; what is left is copied once it takes something again."""
+    (tmp_path / "log").touch()
+    read_end, write_end = os.pipe()
+    follower = Follower(tmp_path / "log", write_end, "", None)
+    text = b"a line\n" * 100_000
+    (tmp_path / "log").write_bytes(text)
+    follower.finish(0.2)
+    taken = b""
+    while len(taken) < len(text):
+        taken += os.read(read_end, 1 << 16)
+    assert taken == text
+    follower.finish()
+    os.close(read_end)
+    os.close(write_end)
+
+
 # -- the store behind MASTER_PORT ---------------------------------------------------------------------------------------------------
+def silent(_: str) -> None:
+    pytest.fail("there is nothing to tell")
+
+
 def test_a_port_that_is_taken_is_no_obstacle() -> None:
+    """But whoever has written the number into a script has to hear of it, if this host serves the store."""
+    told: list[str] = []
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         taken = holder.getsockname()[1]
-        store = MasterStore("127.0.0.1", taken)
-        assert store.ports != (taken,)
-        assert len(store.ports) == 1
+        store = MasterStore("127.0.0.1", taken, told.append)
+        (other,) = store.ports
+        assert other != taken
+        assert told == []
+        for start in (1, 2):
+            store.open(other, start)
         store.close()
-    wished = MasterStore("127.0.0.1", taken)
+    assert told == [f"--master-port {taken} cannot be had at 127.0.0.1 (is it taken?): MASTER_PORT is {other}"]
+    wished = MasterStore("127.0.0.1", taken, silent)
     assert wished.ports == (taken,)
+    wished.open(taken, 1)
     wished.close()
 
 
 def test_a_restart_finds_an_empty_store() -> None:
-    """A real TCPStore; what the last attempt wrote is gone, even on a port that had to stay the same."""
-    fixed = MasterStore("127.0.0.1", 0)
+    """A real TCPStore; what the last attempt wrote is gone, even on a port that had to stay the same. One that is killed is told."""
+    fixed = MasterStore("127.0.0.1", 0, silent)
     port = fixed.ports[0]
     fixed.close()
-    store = MasterStore("127.0.0.1", port)
+    told: queue.Queue[str] = queue.Queue()
+    store = MasterStore("127.0.0.1", port, told.put)
     try:
         store.open(port, 1)
         assert _client(port).add("arrived", 1) == 1
@@ -295,6 +358,14 @@ def test_a_restart_finds_an_empty_store() -> None:
         store.open(port, 1)
         assert _client(port).add("arrived", 1) == 3
         store.open(port, 2)
+        assert _client(port).add("arrived", 1) == 1
+        assert told.empty()
+        (server,) = [pid for pid in procs.children() if b"tmrun_agent.tcp_store" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(server, signal.SIGKILL)
+        assert f"MASTER_PORT, 127.0.0.1:{port}) was killed by SIGKILL; whatever needs it from now on fails" in told.get(timeout=60)
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            assert client.recv(1) == b"", "nobody waits for an answer that never comes"
+        store.open(port, 3)
         assert _client(port).add("arrived", 1) == 1
     finally:
         store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import click
 import pytest
 from torch.distributed.run import get_args_parser
 
-from tmrun.cli import run
+from tmrun.cli import numa, run
 from tmrun.cli.arguments import spelled_out
 from tmrun.cli.flags import NUMA_MODES, Flags
 from tmrun.cli.launch import Launch
 from tmrun.core.errors import UsageError
+from tmrun.store.embedded import BINARY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [a for a in get_args_parser()._actions if a.option_strings and a.dest != "help"]
@@ -80,6 +82,24 @@ def test_the_order_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["nnodes"], found["role"], found["log_dir"], found["tee"]) == ("5", "ours", "file", "0")
     assert found["label"] == ("rack=r1",)
     assert parsed("train.py")["nnodes"] == "4"
+
+
+def test_a_variable_of_a_flag_that_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command and a path may hold spaces; a label cannot."""
+    monkeypatch.setenv("TMRUN_NOTICE_COMMAND", "check --node x\n  ask 'a b'\n\n")
+    monkeypatch.setenv("TMRUN_NOTICE_FILE", "/a folder/gone")
+    monkeypatch.setenv("TMRUN_LABEL", "rack=r1 zone=z2")
+    found = parsed("train.py")
+    assert found["notice_command"] == ("check --node x", "ask 'a b'")
+    assert found["notice_file"] == ("/a folder/gone",)
+    assert found["label"] == ("rack=r1", "zone=z2")
+    assert parsed("--notice-command", "mine", "train.py")["notice_command"] == ("mine",)
+
+
+def test_the_variable_that_names_the_etcd_program_is_no_flags() -> None:
+    flags = {name for param in run.command.params for name in param.envvar or ()}
+    assert "TMRUN_ETCD" in flags
+    assert BINARY_VARIABLE not in flags
 
 
 def test_what_follows_the_script_is_the_scripts() -> None:
@@ -195,6 +215,12 @@ def test_the_second_node_of_static_leaves_the_master_port_to_the_first() -> None
     assert (made.where.node_rank, made.where.master_port, made.store.endpoints) == (1, 0, (("127.0.0.1", 4001),))
 
 
+@pytest.mark.parametrize("job", ["team/run:7", "_x", "a=b c", "größe", "n" * 200])
+def test_ids_that_torchrun_takes(job: str) -> None:
+    made = launch("--rdzv-endpoint", "127.0.0.1:1", "--nnodes", "2", "--rdzv-id", job, "train.py")
+    assert made.job == job
+
+
 def test_etcd_as_torchrun_spells_it() -> None:
     made = launch("--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "e:2379", "--rdzv-id", "x", "train.py")
     assert made.store.existing is not None
@@ -216,6 +242,8 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no gpu": (("--nproc-per-node", "gpu"), "torch finds none"),
     "no process": (("--nproc-per-node", "0"), "above 0"),
     "signal": (("--signals-to-handle", "SIGKILL"), "SIGKILL"),
+    "an id that cannot be shown": (("--rdzv-id", "a\nb"), "characters that can be printed"),
+    "an id without end": (("--rdzv-id", "x" * 201), "at most 200"),
     "streams": (("-t", "4"), "--tee '4'"),
     "filter": (("--local-ranks-filter", "a"), "--local-ranks-filter 'a'"),
     "both": (("--no-python", "-m"), "exclude each other"),
@@ -228,6 +256,39 @@ def test_what_cannot_be_is_said(case: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(run, "devices", lambda name: {"gpu": 0}.get(name))
     with pytest.raises(UsageError, match=text):
         launch(*arguments, "train.py")
+
+
+def test_a_signal_that_does_not_exist_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("--signals-to-handle", "SIGTERM,SIGCLOSE, SIGINT", "train.py").signals == (signal.SIGTERM, signal.SIGINT)
+    assert capsys.readouterr().err == "tmrun: --signals-to-handle SIGCLOSE: no such signal here, left out; write e.g. SIGTERM,SIGINT\n"
+
+
+def test_run_path_goes_before_module_and_no_python() -> None:
+    for other in ("-m", "--no-python"):
+        made = launch("--run-path", other, "train.py", "a")
+        assert (made.spec.command, made.spec.no_python) == (("train.py", "a"), False)
+    with pytest.raises(UsageError, match=r"script 'pkg\.train' does not exist"):
+        launch("--run-path", "-m", "pkg.train")
+
+
+def test_cpus_near_gpus_are_torchs_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a host with three GPUs on one NUMA node of four cores: exclusive, so that each depends on all."""
+    from torch.numa import binding
+
+    monkeypatch.setattr(binding, "_get_gpu_count", lambda: 3)
+    monkeypatch.setattr(binding, "_get_numa_node_index_for_gpu_index", lambda gpu_index: 0)
+    monkeypatch.setattr(binding, "_get_allowed_logical_cpu_indices_for_numa_node", lambda numa_node_index: {0, 1, 2, 3})
+    monkeypatch.setattr(binding, "_get_logical_cpu_indices_sharing_same_physical_core_as", lambda logical_cpu_index: {logical_cpu_index})
+    assert numa.ask("exclusive", 3) == [{0, 1}, {2}, {3}]
+    monkeypatch.setattr(binding, "_get_allowed_logical_cpu_indices_for_numa_node", lambda numa_node_index: set())
+    with pytest.raises(RuntimeError, match="no CPU that this process may use is near GPU 0"):
+        numa.ask("node", 3)
+
+
+def test_cpus_of_gpus_that_are_not_there() -> None:
+    assert numa.cpus(None, 2) == ()
+    with pytest.raises(UsageError, match="--numa-binding node: torch cannot tell the CPUs of 1 GPUs of this host: "):
+        numa.cpus("node", 1)
 
 
 def test_names_for_numbers_of_workers() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tmrun_agent.health import Health, Noticed, innermost, process_state
 
-from tmrun.beacon import ENV_BEACON
+from tmrun.beacon import ENV_BEACON, Beacon
 from tmrun.core.model import Evidence
 from tmrun.core.watchdog import Limits
 
@@ -105,3 +105,11 @@ def test_the_innermost_line_of_the_script() -> None:
 def test_the_kernels_letter() -> None:
     assert process_state(os.getpid()) in "RS"
     assert process_state(1 << 22) == "X"
+
+
+def test_a_beacon_has_its_room_on_the_disk(tmp_path: Path) -> None:
+    """Else the first write kills whoever writes, where the disk is full by then."""
+    beacon = Beacon.create(tmp_path / "beacon")
+    assert (tmp_path / "beacon").stat().st_blocks > 0
+    beacon.set("ticks", 7)
+    assert Beacon.attach(str(tmp_path / "beacon")).get("ticks") == 7

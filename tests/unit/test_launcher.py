@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,10 +18,11 @@ from tmrun.cli import jobs, own_store
 from tmrun.cli.console import Console
 from tmrun.cli.hooks import Wanted
 from tmrun.cli.keep import LOOK_S
+from tmrun.cli.labels import Labels
 from tmrun.cli.launch import Launch, Launcher, Where
-from tmrun.config import StoreAccess
+from tmrun.config import NoticeSources, StoreAccess
 from tmrun.core import codec, transactions
-from tmrun.core.errors import StoreError, TmrunError
+from tmrun.core.errors import StoreError, TmrunError, UsageError
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import End, JobState, Kind, Leader, Spec, Term
 from tmrun.core.streams import Output
@@ -36,6 +38,16 @@ class Healthy:
 
     def exit_code(self) -> None:
         return None
+
+
+class Careless:
+    """Nothing is labelled, nothing announced."""
+
+    def labels(self) -> Labels:
+        return Labels({}, None, None)
+
+    def notices(self) -> NoticeSources:
+        return NoticeSources()
 
 
 class Said(Footer):
@@ -65,7 +77,7 @@ def launcher(store: MemoryStore, said: Said, tmp_path: Path) -> Iterator[Launche
     own = own_store.OwnStore(StoreAccess("http://a:1"), [cast(EmbeddedEtcd, Healthy())])
     output: Any = Output()
     wanted = Launch(
-        KEYS.job, SPEC, Where(0, "a", None), own_store.Choice(), cast(Any, None), 1.0, 1.0, output, (signal.SIGINT, signal.SIGTERM), ""
+        KEYS.job, SPEC, Where(0, "a", None), own_store.Choice(), cast(Any, None), 1.0, 1.0, output, (signal.SIGINT, signal.SIGTERM), ()
     )
     console = Console(jobs.Connection(store, KEYS), ("a",), Wanted(), said)
     found = Launcher(wanted, tmp_path, "marker-of-a-test", own, store, queue.SimpleQueue(), queue.SimpleQueue(), console)
@@ -145,6 +157,42 @@ def test_who_holds_ranks_may_come_back(launcher: Launcher, store: MemoryStore) -
     now[0] += LOOK_S
     with pytest.raises(TmrunError, match="all agents of the job have ended"):
         look(launcher)
+
+
+SAME = {"arguments": ("train.py", "--rank", "1"), "where the script lies": ("/scratch/b/train.py",)}
+OTHER = {
+    "program": (replace(SPEC, command=("other.py",)), "the program 'train.py', here it is 'other.py'"),
+    "module": (replace(SPEC, command=("-m", "train.py")), "here it is '-m train.py'"),
+    "layout": (replace(SPEC, nproc=2), "nproc 1, here it is 2"),
+    "role": (replace(SPEC, role="actor"), "role default, here it is actor"),
+    "timeout": (replace(SPEC, node_wait_s=1.0), "other timeouts"),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_hosts_may_do_differently(launcher: Launcher, case: str) -> None:
+    launcher.wanted = replace(launcher.wanted, spec=replace(SPEC, command=SAME[case]))
+    launcher.prepare()
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_what_they_may_not(launcher: Launcher, case: str) -> None:
+    spec, text = OTHER[case]
+    launcher.wanted = replace(launcher.wanted, spec=spec)
+    with pytest.raises(UsageError, match=text) as refusal:
+        launcher.prepare()
+    assert str(refusal.value).endswith("if that launch is over, end it with `tmrun stop job`")
+
+
+def test_an_agent_that_cannot_be_started_again_is_tried_later(launcher: Launcher, said: Said) -> None:
+    """Its runtime folder is gone, say, or its disk is full."""
+    launcher.folder = launcher.folder / "gone"
+    where = replace(launcher.wanted.where, address="127.0.0.1")
+    launcher.wanted = replace(launcher.wanted, care=cast(Any, Careless()), where=where)
+    launcher._again["a"] = 0.0
+    assert look(launcher) is None
+    assert any("the agent of a cannot be started" in line and "tried again in 60 s" in line for line in said.lines), said.lines
+    assert launcher._again["a"] > 0.0
 
 
 def test_without_a_store_of_its_own_it_leaves(launcher: Launcher) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from tmrun_agent import preload
 
-from tmrun.core.model import Spec
 from tmrun.worker.preload import imports
 
 SCRIPT = """
@@ -48,18 +47,18 @@ def test_it_waits_and_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(library))
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
-    ahead, spec = preload.Preload(), Spec(1, 1, 1, (str(script), "arguments"))
+    ahead = preload.Preload((str(script),))
     for now in (0.0, preload.AFTER_S - 1):
-        ahead.tend(True, spec, now)
-    ahead.tend(False, spec, preload.AFTER_S)
-    ahead.tend(True, spec, preload.AFTER_S + 1)
+        ahead.tend(True, now)
+    ahead.tend(False, preload.AFTER_S)
+    ahead.tend(True, preload.AFTER_S + 1)
     assert ahead._process is None, "it was needed meanwhile"
     for now in (2 * preload.AFTER_S + 1, 3 * preload.AFTER_S):
-        ahead.tend(True, spec, now)
+        ahead.tend(True, now)
     assert ahead._process is not None
     assert ahead._process.wait(60) == 0
     for now in (4 * preload.AFTER_S, 9 * preload.AFTER_S):
-        ahead.tend(True, spec, now)
+        ahead.tend(True, now)
     ahead.close()
     assert (tmp_path / "imported").read_text() == "x"
     assert not (tmp_path / "ran").exists(), "neither the script nor what lies beside it may run"

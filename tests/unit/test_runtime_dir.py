@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tmrun.cli import runtime_dir
+from tmrun.cli.place import free_name
 from tmrun.cli.runtime_dir import make_runtime_dir
 
 
@@ -29,3 +30,13 @@ def test_only_what_nobody_holds_is_removed(root: Path) -> None:
         with ExitStack() as stack:
             fresh = make_runtime_dir("job", stack)
             assert sorted(root.iterdir()) == sorted([held, just_made, fresh])
+
+
+def test_a_launch_of_any_id_on_a_host_of_any_name(root: Path) -> None:
+    job = "team/run 7:" + "x" * 180
+    with ExitStack() as stack:
+        folder = make_runtime_dir(job, stack)
+        assert folder.parent == root
+        assert free_name(job, "h" * 64, stack) == "h" * 64
+        assert free_name(job, "h" * 64, stack) == "h" * 64 + "-1", "another launcher has it"
+        assert free_name("another", "h" * 64, stack) == "h" * 64

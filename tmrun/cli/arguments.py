@@ -24,6 +24,14 @@ else:
     import tomli as tomllib
 
 
+class Whole(click.types.StringParamType):
+    """A text that may hold spaces: a variable gives several of them as lines, not as words."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """One value a line."""
+        return [line.strip() for line in rv.splitlines() if line.strip()]
+
+
 class Flag(click.Option):
     """``ours``: torchrun does not have it, so an abbreviation that torchrun knows never means it."""
 

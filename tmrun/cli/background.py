@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from tmrun.cli import jobs
+from tmrun.core.keys import MAX_NAME, name_of
 
 ENV_BEHIND = "TMRUN_BEHIND"
 """Id of the job, in the process that goes on: it does not detach again."""
@@ -27,7 +28,7 @@ def behind() -> str:
 
 def detach(job: str, arguments: list[str]) -> int:
     """Start the same command once more, away from this terminal; returns 0 when other commands find the job, else its exit code."""
-    log = Path.cwd() / f"tmrun-{job}.log"
+    log = Path.cwd() / f"tmrun-{name_of(job)[:MAX_NAME]}.log"
     with log.open("ab") as out:
         began = out.tell()
         argv, env = [sys.executable, "-m", "tmrun", *arguments], {**os.environ, ENV_BEHIND: job}

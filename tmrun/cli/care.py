@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from tmrun.cli.arguments import option
+from tmrun.cli.arguments import Whole, option
 from tmrun.cli.labels import Labels
 from tmrun.config import NoticeSources
 from tmrun.core import placement, watchdog
@@ -101,9 +101,23 @@ _OPTIONS = (
         help="Lines HOST KEY=VALUE ...; $SLURM_TOPOLOGY_ADDR is read by itself.",
     ),
     option("--label-pattern", ours=True, metavar="REGEX", help="Labels from host names, e.g. 'r(?P<rack>[0-9]+)n[0-9]+'."),
-    option("--notice-file", ours=True, multiple=True, metavar="PATH", help="This machine goes away once the file exists: drain it."),
-    option("--notice-command", ours=True, multiple=True, metavar="COMMAND", help="... once the command succeeds."),
-    option("--notice-url", ours=True, multiple=True, metavar="URL", help="... once the URL answers 200 (a cloud's metadata service)."),
+    option(
+        "--notice-file",
+        ours=True,
+        multiple=True,
+        type=Whole(),
+        metavar="PATH",
+        help="Drain this machine once the file exists.",
+    ),
+    option("--notice-command", ours=True, multiple=True, type=Whole(), metavar="COMMAND", help="... once the command succeeds."),
+    option(
+        "--notice-url",
+        ours=True,
+        multiple=True,
+        type=Whole(),
+        metavar="URL",
+        help="... once the URL answers 200 (a metadata service).",
+    ),
     option("--kubernetes-node", ours=True, metavar="NODE[@URL]", help="... once this Kubernetes node is cordoned or tainted."),
     option(
         "--notice-deadline",

@@ -19,7 +19,7 @@ from tmrun.cli.runtime_dir import runtime_root
 from tmrun.config import AgentConfig, StoreAccess
 from tmrun.core import codec
 from tmrun.core.errors import NotFoundError, TmrunError, UsageError
-from tmrun.core.keys import JOBS, Keys
+from tmrun.core.keys import JOBS, Keys, job_of
 from tmrun.core.membership import Job, fold
 from tmrun.store.access import ENV_SECRET, open_store, tls_files, with_tls
 from tmrun.store.api import Store
@@ -141,7 +141,7 @@ def choose_local(job: str | None) -> LocalJob:
 
 
 def _choose_remote(store: Store, job: str | None, where: str) -> str:
-    names = sorted(kv.key.removeprefix(JOBS) for kv in store.list(JOBS).entries)
+    names = sorted(job_of(kv.key) for kv in store.list(JOBS).entries)
     matching = names if job is None else [n for n in names if n == job] or [n for n in names if n.startswith(job)]
     if len(matching) == 1:
         return matching[0]

@@ -31,7 +31,7 @@ from tmrun.cli.keep import Keep
 from tmrun.cli.runtime_dir import make_runtime_dir
 from tmrun.cli.wards import Wards
 from tmrun.config import AgentConfig, NoticeSources, beacon_path
-from tmrun.core import codec, policy, states, transactions
+from tmrun.core import codec, environment, policy, states, transactions
 from tmrun.core.errors import OutcomeUnknown, RefusedError, StoreError, StoreUnavailable, TmrunError, UsageError
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
@@ -88,7 +88,8 @@ class Launch:
     output: Output
     signals: tuple[int, ...]
     """Those that end the job; they are passed on to the workers."""
-    numa: str
+    cpus: tuple[str, ...]
+    """Of each worker of this host (``numa``); empty: all."""
     metrics: tuple[str, int] | None = None
     """Host and first port on which the agents of this machine are asked for their metrics."""
     hooks: Wanted = field(default_factory=Wanted)
@@ -97,6 +98,7 @@ class Launch:
 def launch(wanted: Launch) -> int:
     """Run until the job ends; returns the exit code."""
     with ExitStack() as stack:
+        _have_standard_input()
         interrupts: queue.SimpleQueue[int] = queue.SimpleQueue()
         forwards: queue.SimpleQueue[int] = queue.SimpleQueue()
         _listen(wanted.signals, interrupts)
@@ -119,6 +121,14 @@ def launch(wanted: Launch) -> int:
         launcher = Launcher(wanted, folder, marker, own, store, interrupts, forwards, console, listener)
         launcher.prepare()
         return launcher.run()
+
+
+def _have_standard_input() -> None:
+    """Workers inherit it; where there is none (``<&-``) it must not become the number of a file of ours."""
+    try:
+        os.fstat(0)
+    except OSError:
+        os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
 
 
 def _listen(numbers: Iterable[int], into: queue.SimpleQueue[int]) -> None:
@@ -199,8 +209,10 @@ class Launcher:
             job = self._read()
         if job.spec is None and not self.store.commit(transactions.create_spec(job, self.wanted.spec)).succeeded:
             job = self._read()
-        if job.spec is not None and job.spec != self.wanted.spec:
-            raise UsageError(_difference(self.wanted.job, job.spec, self.wanted.spec))
+        difference = "" if job.spec is None else _difference(job.spec, self.wanted.spec)
+        if difference:
+            job_id = self.wanted.job
+            raise UsageError(f"job {job_id} was launched with {difference}; if that launch is over, end it with `tmrun stop {job_id}`")
 
     def run(self) -> int:
         """Start the agents, tell the story, clean up. The store outlives every agent that still needs to read the end."""
@@ -272,7 +284,10 @@ class Launcher:
         self.console.say(f"job {self.wanted.job}: {spec.nnodes} active{standby} {nodes}, {many(spec.world, 'worker')}; {store} {where}")
 
     def _start(self, host: str) -> None:
-        self.agents[host] = agent = self._start_agent(host, self.wanted.where.hosts.index(host))
+        try:
+            self.agents[host] = agent = self._start_agent(host, self.wanted.where.hosts.index(host))
+        except OSError as error:
+            raise TmrunError(f"the agent of {host} cannot be started, with its files in {self.folder}: {error}") from None
         self._own.add(agent.pid)
         self._started[host] = time.monotonic()
         self._again.pop(host, None)
@@ -288,6 +303,7 @@ class Launcher:
             str(self.folder),
             self.marker,
             os.getpid(),
+            wanted.spec.command,
             wanted.care.labels().of(host),
             wanted.grace_s,
             metrics=_metrics_of(wanted.metrics, index),
@@ -295,7 +311,8 @@ class Launcher:
             master_port=where.master_port if index == 0 else 0,
             output=wanted.output,
             signals=wanted.signals,
-            numa=wanted.numa,
+            cpus=wanted.cpus,
+            store_wait_s=wanted.join_timeout_s,
             notices=self._notices(host),
             witness="" if self.listener is None else witness.record(address, self.listener, self.marker),
             store_members=self.own.hosts,
@@ -329,12 +346,19 @@ class Launcher:
             self._bury(host, code)
             del self.agents[host]  # only now: a burial that the store did not take is tried again
             self._plan_return(host, code)
-        for host in self._due():
-            self._start(host)
+        self._start_again()
         if not self.agents and not self._again and not (self.own.members and self.keep.needed()):
             others = self._read().members
             raise TmrunError("the agent of this host ended; the job goes on without it" if others else "all agents of the job have ended")
         return None
+
+    def _start_again(self) -> None:
+        for host in self._due():
+            try:
+                self._start(host)
+            except TmrunError as error:
+                self._again[host] = time.monotonic() + policy.MAX_RESTART_DELAY_S
+                self.console.say(f"{error}; tried again in {policy.MAX_RESTART_DELAY_S:.0f} s")
 
     def _due(self) -> list[str]:
         """Agents that are to be started again now."""
@@ -447,7 +471,7 @@ class Launcher:
             return
         failures = failed.read(self.store, job)
         if failures:
-            title = " ".join(self.wanted.spec.command[:2] if self.wanted.spec.command[0] == "-m" else self.wanted.spec.command[:1])
+            title = " ".join(environment.target(self.wanted.spec.command))
             print(failed.report(title, failures, job.restarts), file=sys.stderr, flush=True)
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if path:
@@ -476,9 +500,17 @@ def _metrics_of(wanted: tuple[str, int] | None, index: int) -> str:
     return f"{host}:{port + index if port else 0}"
 
 
-def _difference(job: str, theirs: Spec, ours: Spec) -> str:
-    for name in ("nnodes", "nproc", "standby", "command", "max_restarts", "lease_ttl_s", "role", "no_python", "virtual_local_rank"):
+def _difference(theirs: Spec, ours: Spec) -> str:
+    """In what another host's launch is not ours; empty: in the program's arguments at most, and in where its script lies."""
+    if _program(theirs) != _program(ours):
+        return f"the program {_program(theirs)!r}, here it is {_program(ours)!r}: a job runs the same one on every host"
+    theirs = replace(theirs, command=ours.command)
+    for name in ("nnodes", "nproc", "standby", "max_restarts", "lease_ttl_s", "role", "no_python", "virtual_local_rank"):
         if getattr(theirs, name) != getattr(ours, name):
-            what = f"{name} {getattr(theirs, name)}, here it is {getattr(ours, name)}"
-            return f"job {job} was launched with {what}: use the same command on every host"
-    return f"job {job} was launched with other timeouts: use the same command on every host"
+            return f"{name} {getattr(theirs, name)}, here it is {getattr(ours, name)}: use the same flags on every host"
+    return "" if theirs == ours else "other timeouts: use the same flags on every host"
+
+
+def _program(spec: Spec) -> str:
+    *how, name = environment.target(spec.command)
+    return " ".join((*how, Path(name).name))

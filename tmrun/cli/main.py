@@ -7,7 +7,9 @@ May not know: what the verbs do.
 
 from __future__ import annotations
 
+import errno
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,6 +103,11 @@ def run(argv: list[str]) -> int:
     except TmrunError as error:
         click.echo(f"tmrun: {error}", err=True)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        click.echo(f"tmrun: {error}: nothing can be written (runtime files go to {tempfile.gettempdir()}, see $TMPDIR)", err=True)
+        return 1
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 0

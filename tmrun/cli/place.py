@@ -6,6 +6,7 @@ May not know: jobs.
 from __future__ import annotations
 
 import errno
+import hashlib
 import http.client
 import ipaddress
 import json
@@ -99,12 +100,17 @@ def free_name(job: str, name: str, stack: ExitStack) -> str:
         chosen = name if number == 0 else f"{name}-{number}"
         held = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
-            held.bind(f"\0tmrun-node-{os.getuid()}-{job}-{chosen}")
+            held.bind(f"\0tmrun-node-{os.getuid()}-{_digest(job, chosen)}")
             return chosen
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
         number += 1
+
+
+def _digest(job: str, name: str) -> str:
+    """Of both; a socket's name has room for 107 bytes, a job's id and a host's name may have more."""
+    return hashlib.sha256(f"{job}\0{name}".encode()).hexdigest()[:32]
 
 
 def is_local(host: str) -> bool:

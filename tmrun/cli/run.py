@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from tmrun.cli import background
+from tmrun.cli import background, numa
 from tmrun.cli.arguments import Command
 from tmrun.cli.flags import MEANINGLESS, Flags, run_options
 from tmrun.cli.hooks import ENV_URL, Wanted
@@ -32,6 +32,7 @@ from tmrun.core.streams import Output
 from tmrun.store.access import ENV_SECRET
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MAX_JOB = 200
 _JOIN_TIMEOUT_S = 600.0
 
 
@@ -68,11 +69,7 @@ def checked(flags: Flags, command_line: tuple[str, ...]) -> Launch:
     for note in meet.notes:
         click.echo(f"tmrun: {note}", err=True)
     active, local = _local(minimum, spares, flags.local_nodes, alone=meet.alone)
-    job = (
-        background.behind()
-        or _name("" if flags.standalone else flags.job or "", "--job")
-        or ("job" if meet.hosts else f"j-{secrets.token_hex(3)}")
-    )
+    job = background.behind() or _job("" if flags.standalone else flags.job or "") or ("job" if meet.hosts else f"j-{secrets.token_hex(3)}")
     rank = -1 if flags.node_rank is None else flags.node_rank
     where = Where(local, _name(flags.node_name or "", "--node-name"), flags.local_addr, rank, meet.master_port if rank <= 0 else 0)
     wait_s = flags.join_timeout or meet.seconds("join_timeout") or meet.seconds("timeout") or _JOIN_TIMEOUT_S
@@ -81,13 +78,13 @@ def checked(flags: Flags, command_line: tuple[str, ...]) -> Launch:
     spec = flags.apply(_spec(flags, meet, active, spares, wait_s, command_line))
     return Launch(
         job, spec, where, _store(flags, meet), flags, wait_s, flags.shutdown_timeout,
-        _output(flags), signals(flags.signals_to_handle), flags.numa_binding or "", metrics_address(flags.metrics), hooks,
+        _output(flags), signals(flags.signals_to_handle), numa.cpus(flags.numa_binding, spec.nproc), metrics_address(flags.metrics), hooks,
     )  # fmt: skip
 
 
 def _spec(flags: Flags, meet: Meeting, active: int, spares: int, wait_s: float, command_line: tuple[str, ...]) -> Spec:
     nproc = workers(flags.nproc_per_node)
-    words = (("-m",) if flags.module else ()) + command_line
+    words = (("-m",) if flags.module and not flags.run_path else ()) + command_line
     spec = Spec(active, nproc, spares, words, flags.max_restarts, flags.lease_ttl, node_wait_s=wait_s)
     last_call = meet.seconds("last_call_timeout")
     spec = replace(
@@ -108,9 +105,11 @@ def _check_script(flags: Flags, command_line: tuple[str, ...]) -> None:
     if interpreter and shutil.which(interpreter) is None:
         raise UsageError(f"$PYTHON_EXEC {interpreter!r} is no program")
     script = command_line[0]
-    if not flags.module and not flags.no_python and not Path(script).exists():
+    if not flags.run_path and (flags.module or flags.no_python):
+        return
+    if not Path(script).exists():
         raise UsageError(f"script {script!r} does not exist (looked in {Path.cwd()})")
-    if not flags.module and not flags.no_python and Path(script).is_dir() and not (Path(script) / "__main__.py").exists():
+    if Path(script).is_dir() and not (Path(script) / "__main__.py").exists():
         raise UsageError(f"script {script!r} is a folder without a __main__.py (looked in {Path.cwd()})")
 
 
@@ -190,11 +189,14 @@ def metrics_address(text: str | None) -> tuple[str, int] | None:
 
 
 def signals(text: str) -> tuple[int, ...]:
-    """``SIGTERM,SIGINT`` -> numbers. Raises UsageError."""
+    """``SIGTERM,SIGINT`` -> numbers; what this system does not know is told and left out, as by torchrun. Raises UsageError."""
     numbers = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         found = signal.Signals.__members__.get(name)
-        if found is None or found in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+        if found is None:
+            click.echo(f"tmrun: --signals-to-handle {name}: no such signal here, left out; write e.g. SIGTERM,SIGINT", err=True)
+            continue
+        if found in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
             raise UsageError(f"--signals-to-handle {name!r}: not a signal that can be handled; write e.g. SIGTERM,SIGINT")
         numbers.append(int(found))
     return tuple(numbers)
@@ -222,6 +224,13 @@ def _output(flags: Flags) -> Output:
 def _needles(text: str) -> tuple[str, ...]:
     """Comma-separated; a doubled comma is one that belongs to the text."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
+
+
+def _job(text: str) -> str:
+    """What torchrun takes for an id, too: any text that can be shown."""
+    if len(text) > _MAX_JOB or not text.isprintable():
+        raise UsageError(f"--job {text[:_MAX_JOB]!r}: use characters that can be printed, at most {_MAX_JOB}")
+    return text
 
 
 def _name(text: str, flag: str) -> str:

@@ -15,13 +15,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tmrun.core.errors import UsageError
+from tmrun.core.keys import name_of
 
 _LOCK = f".lock-{socket.gethostname()}"
 """Only of this host: a lock may be unknown to others that share the folder."""
 
 
 def runtime_root() -> Path:
-    """Folder of all runtime folders of this user; short, because unix socket paths are limited to ~100 bytes."""
+    """Folder of all runtime folders of this user."""
     return Path(tempfile.gettempdir()) / f"tmrun-{os.getuid()}"
 
 
@@ -33,7 +34,7 @@ def make_runtime_dir(job: str, stack: ExitStack) -> Path:
         raise UsageError(f"{root} belongs to somebody else; set TMPDIR to a folder of your own")
     for other in root.iterdir():
         _remove_if_left(other)
-    folder = Path(tempfile.mkdtemp(prefix=f"{job[:16]}.", dir=root))
+    folder = Path(tempfile.mkdtemp(prefix=f"{name_of(job)[:16]}.", dir=root))
     draft = folder / f"{_LOCK}.new"
     lock = stack.enter_context(draft.open("w"))
     try:

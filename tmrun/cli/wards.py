@@ -49,9 +49,10 @@ class Wards:
     def watch(
         self, host: str, argv: Sequence[str], env: Mapping[str, str], beacon: Path, held: Sequence[int] = ()
     ) -> subprocess.Popen[bytes]:
-        """Start an agent, which beats in ``beacon`` once it runs and inherits the descriptors ``held``, and watch it."""
+        """Start an agent, which beats in ``beacon`` once it runs and inherits our standard input
+        and the descriptors ``held``, and watch it."""
         page = Beacon.create(beacon)
-        agent = subprocess.Popen(argv, env=env, start_new_session=True, stdin=subprocess.DEVNULL, pass_fds=held)
+        agent = subprocess.Popen(argv, env=env, start_new_session=True, pass_fds=held)
         with self._lock:
             self._wards[host] = _Ward(agent, page, 0, time.monotonic())
         threading.Thread(target=self._wait, args=(agent,), name="ward-wait", daemon=True).start()

@@ -63,6 +63,11 @@ def _visible_device(local_rank: int, visible: str | None) -> str:
     return devices[local_rank].strip()
 
 
+def target(command: Sequence[str]) -> tuple[str, ...]:
+    """Script, program, or ``-m`` and module, without the arguments."""
+    return tuple(command[: 2 if command[0] == "-m" else 1])
+
+
 def worker_command(command: Sequence[str], local_rank: int) -> list[str]:
     """Arguments with ``${local_rank}`` filled in, as torchrun does (``$$`` is a dollar sign)."""
     return [Template(part).safe_substitute(local_rank=local_rank) for part in command]

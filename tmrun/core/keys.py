@@ -14,18 +14,36 @@
     /tmrun/jobs/{job}          index of jobs
 
 With N nodes, a key of each node below ``job/`` would be N events to N watchers at every migration: that is why there are three places.
-Numbers in keys are padded, so that key order is numeric order. May not know: what the values mean.
+Numbers in keys are padded, so that key order is numeric order; a job's id is percent-encoded where it has to be.
+May not know: what the values mean.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import quote, unquote
 
 ROOT = "/tmrun/v1/"
 
 
 JOBS = "/tmrun/jobs/"
 """Index: one key a job, so that finding jobs does not read what is in them."""
+
+
+MAX_NAME = 100
+"""So much of a job's id is in the names of files; they have to stay below 255 bytes."""
+
+
+@lru_cache
+def name_of(job: str) -> str:
+    """A job's id as a part of keys and of file names: itself, unless it has other characters than letters, digits and ``._-~``."""
+    return quote(job, safe="")
+
+
+def job_of(index: str) -> str:
+    """Key in the index of jobs -> the job's id."""
+    return unquote(index.removeprefix(JOBS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +55,7 @@ class Keys:
     @property
     def root(self) -> str:
         """Prefix of everything of the job."""
-        return f"{ROOT}{self.job}/"
+        return f"{ROOT}{name_of(self.job)}/"
 
     @property
     def ctl(self) -> str:
@@ -173,7 +191,7 @@ class Keys:
     @property
     def index(self) -> str:
         """The job's entry among all jobs."""
-        return f"{JOBS}{self.job}"
+        return f"{JOBS}{name_of(self.job)}"
 
     @property
     def remarks(self) -> str:

@@ -140,7 +140,8 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What was launched; written once. ``command`` is what follows the flags: script (or ``-m module``) and its arguments."""
+    """What was launched; written once. ``command`` is what follows the flags: script (or ``-m module``) and its arguments, as the host that
+    was first gave them; every host runs its own."""
 
     nnodes: int
     nproc: int

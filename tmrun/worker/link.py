@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from tmrun import wire
+from tmrun import unixsocket, wire
 
 EXIT_FENCED = 76
 """Exit code of a worker whose agent went away."""
@@ -51,7 +51,8 @@ def connect(path: str, channel: wire.Channel, local_rank: int) -> socket.socket:
     """A new connection to the agent, already introduced."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.connect(path)
+        with unixsocket.address(path) as address:
+            sock.connect(address)
         wire.send(sock, wire.Hello(channel, local_rank, os.getpid()))
     except BaseException:
         sock.close()
