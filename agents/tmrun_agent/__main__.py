@@ -65,6 +65,8 @@ def heed(inbox: Inbox) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # not SIG_IGN, which the workers would inherit
             signal.signal(number, lambda *_: None)  # the launcher decides what Ctrl-C means
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)  # until there are workers to pass it on to
 
 
 def _serve(config: AgentConfig, store: Store) -> int:
@@ -85,8 +87,6 @@ def _serve(config: AgentConfig, store: Store) -> int:
     member = replace(member, node_rank=config.node_rank, ports=master.ports, witness=config.witness, store_members=config.store_members)
     logs = Logs(config.output, config.job, config.host, Path(config.runtime_dir), publisher.event, publisher.logs)
     processes = Processes(inbox.put, config.grace_s, () if config.witness_fd < 0 else (config.witness_fd,))
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda n, _: processes.signal(n))
     metrics = Metrics(config.job, Host(config.host))
     shown = beacon_path(config.runtime_dir, config.host)
     beacon = Beacon.attach(str(shown) if shown.exists() else None)  # a launcher of another kind may not look at it
@@ -118,8 +118,11 @@ def _serve(config: AgentConfig, store: Store) -> int:
             health=health,
             beacon=beacon,
             file_timers=file_timers,
+            patience_s=spec.node_wait_s,
             node=node.Node(member.seat, granted),
         )
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda n, _: agent.pass_on(n))
         try:
             return agent.run()
         finally:

@@ -16,8 +16,9 @@ from functools import partial
 from tmrun import wire
 from tmrun.beacon import Beacon
 from tmrun.config import AgentConfig
-from tmrun.core import conditions, coordinator, environment, preemption, reconcile, transactions
+from tmrun.core import alone, conditions, coordinator, environment, preemption, reconcile, transactions
 from tmrun.core import node as core
+from tmrun.core.alone import Alone
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
@@ -46,10 +47,6 @@ from tmrun_agent.timers import FileTimers
 from tmrun_agent.views import Views
 
 TICK_S = 0.25
-TERM_S = 25.0
-"""From SIGTERM to this agent's end, unless it is drained sooner; schedulers wait 30 s by default."""
-TERM_MARGIN_S = 5.0
-"""Before that it gives up its ranks without a handover, so that the others know at once."""
 MAX_EFFECTS = 100
 """Far more than a turn ever needs; then the inbox is looked at again."""
 OWN_NEWS_S = 0.5
@@ -78,6 +75,8 @@ class Agent:
     health: Health
     beacon: Beacon
     file_timers: FileTimers | None
+    patience_s: float
+    """``Spec.node_wait_s``."""
     node: core.Node
     timers: Timers = field(default_factory=Timers)
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -90,8 +89,8 @@ class Agent:
     _campaign_at: float = 0.0
     _leaving: str = ""
     """Why this machine goes away."""
-    _leave_by: float = 0.0
-    """When this agent ends, whatever holds it here; 0: it does not."""
+    _term_at: float = 0.0
+    """When SIGTERM came; 0: it did not."""
 
     def __post_init__(self) -> None:
         self.preload = Preload(environment.target(self.config.command))
@@ -175,9 +174,9 @@ class Agent:
 
     def _interrupt(self, number: int) -> None:
         """The first SIGTERM asks for a drain, as a preemption does; everything else means now."""
-        if number != signal.SIGTERM or self._leave_by:
+        if number != signal.SIGTERM or self._term_at:
             self.lease.interrupted = number
-        self._leaving, self._leave_by = "SIGTERM", time.monotonic() + TERM_S
+        self._leaving, self._term_at = "SIGTERM", self._term_at or time.monotonic()
 
     def _notice(self, pids: tuple[int, ...], signs: tuple[Sign, ...]) -> None:
         job, group = self.job(), self.node.group
@@ -284,7 +283,9 @@ class Agent:
         code = None
         try:
             self.metrics.seen(self.job(), store_answers=not self._told)
-            code = self.lease.tend(self)
+            code = self._alone()
+            if code is None:
+                code = self.lease.tend(self)
             if code is None:
                 code = self._leave()
             if code is None:
@@ -302,16 +303,34 @@ class Agent:
             self._said(error.brief)
         return code
 
+    def _alone(self) -> int | None:
+        """What must be done also if the store does not answer."""
+        group, term_s = self.node.group, time.monotonic() - self._term_at if self._term_at else None
+        ending, ttl_s, grace_s = group is not None and bool(group.killed), self.lease.ttl_s, self.config.grace_s
+        todo = alone.judge(
+            term_s, self.lease.silent_s, runs=self.runs_a_slot, ending=ending, ttl_s=ttl_s, patience_s=self.patience_s, grace_s=grace_s
+        )
+        if todo is Alone.END_WORKERS:
+            self.processes.kill(gently=True)
+            self._observe(core.Killing(f"{preemption.GOES_AWAY}: {self._leaving}"))
+        if todo is Alone.GIVE_UP and self.job().end is None:
+            return StoreError.exit_code
+        return 128 + signal.SIGTERM if todo is Alone.LEAVE else None
+
     def _leave(self) -> int | None:
         """Ask for a drain when this machine goes away; end when SIGTERM said so and nothing depends on this node any more."""
-        job = self.job()
-        forced = TERM_S - TERM_MARGIN_S if self._leave_by else self.config.notices.deadline_s
-        txn = preemption.answer(job, self.me, self._leaving, forced) if self.views.loaded else None
+        job, term = self.job(), bool(self._term_at)
+        forced = preemption.HANDOVER_S if term else self.config.notices.deadline_s
+        txn = preemption.answer(job, self.me, self._leaving, forced, prompt=term) if self.views.loaded else None
         if txn is not None and self.submit(txn):
             news = f"goes away ({self._leaving}): drain" if self._leaving else "stays after all: no drain"
             self.publisher.event(f"{self.me.host}: {news}", EventKind.NODE_LEAVES)
-        done = self._leave_by and ((preemption.gone(job, self.me) and not self.runs_a_slot) or time.monotonic() > self._leave_by)
-        return 128 + signal.SIGTERM if done else None
+        if not term or self.runs_a_slot or not preemption.gone(self.job(), self.me):
+            return None
+        whole = fold(self.keys, self.store.list(self.keys.ctl).entries)
+        if whole.end is None and preemption.abandoned(whole):  # the last one out
+            self.submit(transactions.end_job(whole, preemption.ABANDONED, as_leader=False))
+        return 128 + signal.SIGTERM
 
     def _act(self) -> int | None:
         for _ in range(MAX_EFFECTS):
@@ -385,6 +404,7 @@ class Agent:
             return
         self._campaign_at = 0.0
         if self.submit(transactions.elect(job, self.me, self.node.lease)):
+            self.timers = Timers()  # what an earlier term has seen is long over
             self._attend()  # what it decides on comes with the first listing of everything
 
     def _tell_of_store(self) -> None:
@@ -415,6 +435,11 @@ class Agent:
         group = self.node.group
         for pid in group.pids if group is not None else ():
             self.server.send(pid, wire.Park())
+
+    def pass_on(self, number: int) -> None:
+        """A signal for the script: for the processes that run it, and for none that only rehearse it."""
+        if self.runs_a_slot:
+            self.processes.pass_on(number)
 
     @property
     def runs_a_slot(self) -> bool:

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,13 @@ class Processes:
         for child in self._children:
             _signal(child, number)
 
+    def pass_on(self, number: int) -> None:
+        """Send every worker a signal, and nobody else: what it has started may not expect it, and end."""
+        for child in self._children:
+            if child.poll() is None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(child.pid, number)
+
     def signal_one(self, pid: int, number: int, why: str) -> None:
         """The same to one worker, from any thread; it is no process of this group: nothing. ``why``, for people, if it ends."""
         for child in self._children:
@@ -144,18 +152,14 @@ class Processes:
 
 def _signal(child: subprocess.Popen[bytes], number: int) -> None:
     if child.poll() is None:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def _reap_session(pid: int) -> None:
     """A worker's own children in its process group end with it."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def worker_command(command: Sequence[str], local_rank: int, *, no_python: bool) -> list[str]:

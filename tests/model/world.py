@@ -17,7 +17,7 @@ from audit import Audit
 from tmrun_agent.views import Views
 from training import Abort, Commit, Prepare, Training, Worker
 
-from tmrun.core import codec, coordinator, node, planner, reconcile, states, transactions
+from tmrun.core import codec, coordinator, node, planner, preemption, reconcile, states, transactions
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
@@ -60,6 +60,8 @@ class Agent:
     timers: Timers = field(default_factory=Timers)
     alive: bool = True
     frozen: bool = False
+    term: bool = False
+    """It got SIGTERM."""
     lease_lost: bool = False
     fenced: bool = False
     kept: MemoryKeepAlive = field(init=False)
@@ -127,12 +129,29 @@ class Agent:
         for fact in self.world.training.facts.pop(self.me, []):
             self.node = node.observe(self.node, fact)
         try:
-            return self._tend() or self._act() or self._coordinate() if self._attend() else ""
+            return self._tend() or self._leave() or self._act() or self._coordinate() if self._attend() else ""
         except LeaseGone:
             self.lease_lost = True
             return "hears that its lease is gone"
         except StoreError:
             return ""
+
+    def _leave(self) -> str:
+        if not self.term:
+            return ""
+        job, group = self.job(), self.node.group
+        txn = preemption.answer(job, self.me, "SIGTERM", preemption.HANDOVER_S, prompt=True)
+        if txn is not None:
+            return f"{txn.name}{'' if self.submit(txn) else ' FAILS'}"
+        if not preemption.gone(job, self.me) or (group is not None and group.purpose is Purpose.ACTIVE and not group.gone):
+            return ""
+        whole, said = self.world.job(), "leaves"
+        if whole.end is None and preemption.abandoned(whole):
+            self.submit(transactions.end_job(whole, preemption.ABANDONED, as_leader=False))
+            said = "leaves as the last one, and stops the job"
+        self.world.kill_agent(self.host)
+        self.world.store.revoke(self.node.lease)
+        return said
 
     def _attend(self) -> bool:
         """Watch what concerns this agent now; True when it has heard of all that."""
@@ -261,6 +280,7 @@ class Agent:
             if job.members.get(self.host) is None or job.members[self.host].value.incarnation != self.me.incarnation:
                 return ""
             won = self.submit(transactions.elect(job, self.me, self.node.lease))
+            self.timers = Timers() if won else self.timers
             return "is elected" if won else "loses the election"
         if job.leader.value.incarnation != self.me.incarnation or not self.views.sees_all:
             return ""

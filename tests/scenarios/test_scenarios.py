@@ -6,7 +6,7 @@ A file is a title, then commands (lines that begin with ``>``), each followed by
     > run                        everybody acts in turn until the job trains with nothing left to do
     > run until TEXT             ... until a line contains TEXT
     > drain node0 | cancel node0 | kill agent node0 | bury node0 | kill worker node0 [code] | lose answer node0 | cut node0 | heal node0
-    > hang node0 (one of its workers gets stuck)
+    > hang node0 (one of its workers gets stuck) | term node0 (SIGTERM to its agent)
     > freeze node0 | thaw node0 | wait 10 | train 10 | add node4 | status
     > cordon node0 | uncordon node0 | pause | resume | replace node0 | drain_within 5 node0
 
@@ -106,6 +106,9 @@ class Play:
     def do_hang(self, host: str) -> list[str]:
         self.world.hang(host)
         return []
+
+    def do_term(self, host: str) -> None:
+        self.world.agents[host].term = True
 
     def do_bury(self, host: str) -> None:
         self.world.bury(host)

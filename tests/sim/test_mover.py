@@ -115,11 +115,11 @@ def test_the_programs_own_error_restarts_all_from_the_last_checkpoint() -> None:
 
 
 def test_several_nodes_move_in_one_migration_where_the_pool_covers_them() -> None:
-    many = fault(Fault.VANISH, *range(0, 96, 20), back_s=700.0)
+    many = fault(Fault.VANISH, *range(0, 96, 20))
     big = Shape(96, replicas=3, days=0.1)
     covered, short = play(many, shape=big, standby=5), play(many, shape=big, standby=3)
     assert covered.counts["moves"] == 5 and seconds(covered, Term.REFILL) == 0
-    assert seconds(short, Term.REFILL) == pytest.approx(700 + 100, abs=TTL + 1)
+    assert seconds(short, Term.REFILL) == pytest.approx(400 + 100, abs=TTL + 1)
 
 
 def test_a_node_and_both_its_witnesses_lost_together_cost_a_restart() -> None:

@@ -61,10 +61,13 @@ from tmrun.core import transactions
 from tmrun.core.keys import Keys
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import End, JobState, Spec
+from tmrun.store.etcd import boottime
 from tmrun.store.memory import MemoryWorld
 from tmrun_agent.__main__ import _serve
 
-store, keys = MemoryWorld().client(), Keys("job")
+world = MemoryWorld()
+world.clock.now = boottime()  # by which an agent measures how long the store is silent
+store, keys = world.client(), Keys("job")
 store.commit(transactions.create_spec(Job(keys), Spec(1, 1, 0, ("train.py",))))
 store.commit(transactions.end_job(fold(keys, store.list(keys.ctl).entries), End(JobState.FAILED, 42, "as it was"), as_leader=False))
 where = StoreAccess("http://nowhere:1")

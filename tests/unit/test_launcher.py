@@ -22,7 +22,7 @@ from tmrun.cli.labels import Labels
 from tmrun.cli.launch import Launch, Launcher, Where
 from tmrun.config import NoticeSources, StoreAccess
 from tmrun.core import codec, transactions
-from tmrun.core.errors import StoreError, TmrunError, UsageError
+from tmrun.core.errors import Interrupted, StoreError, TmrunError, UsageError
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import End, JobState, Kind, Leader, Spec, Term
 from tmrun.core.streams import Output
@@ -130,6 +130,60 @@ def test_a_signal_still_ends_it_at_once(launcher: Launcher, store: MemoryStore) 
     assert look(launcher) == 143
     end = store.get(KEYS.end)
     assert end is not None and codec.decode(End, end.value).state is JobState.STOPPED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_signal_is_not_lost_while_the_store_is_silent(
+    launcher: Launcher, store: MemoryStore, said: Said, number: signal.Signals, own: bool
+) -> None:
+    """Slurm sends one SIGTERM, and later SIGKILL. The agent ends its part; the launcher does not wait for the store."""
+    if not own:
+        launcher.own.members.clear()
+    with _agent(launcher, "trap 'exit 143' TERM; echo; while :; do sleep 0.05; done") as agent:
+        store.partitioned = True
+        launcher.interrupts.put(number)
+        assert look(launcher) is None
+        assert [line for line in said.lines if number.name in line] == [
+            f"tmrun: {number.name} while the store does not answer: this host ends its workers; once more kills its workers"
+        ]
+        assert look(launcher) in (None, 128 + number), "it asks its agent once"
+        assert agent.wait(60) == 143
+        assert look(launcher) == 128 + number
+
+
+def test_a_stop_is_told_once_the_store_answers(launcher: Launcher, store: MemoryStore) -> None:
+    with _agent(launcher, "trap '' TERM; echo; sleep 600") as agent:
+        store.partitioned = True
+        launcher.interrupts.put(signal.SIGINT)
+        assert look(launcher) is None
+        store.partitioned = False
+        assert look(launcher) == 130
+        end = store.get(KEYS.end)
+        assert end is not None and codec.decode(End, end.value).reason == "SIGINT to a launcher"
+        launcher.interrupts.put(signal.SIGINT)
+        with pytest.raises(Interrupted):
+            look(launcher)
+        agent.kill()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_agent_that_has_given_the_store_up_is_believed(launcher: Launcher, store: MemoryStore, own: bool) -> None:
+    if not own:
+        launcher.own.members.clear()
+    with _agent(launcher, "echo; exit 6") as agent:
+        agent.wait(60)
+        store.partitioned = True
+        with pytest.raises(StoreError, match="the store of job job is lost: nothing is left to do here"):
+            look(launcher)
+
+
+def _agent(launcher: Launcher, script: str) -> subprocess.Popen[bytes]:
+    """A shell in its place, that is ready."""
+    agent = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert agent.stdout is not None and agent.stdout.readline() == b"\n"
+    launcher.agents["a"] = cast(Any, agent)
+    return agent
 
 
 def test_nobody_else_is_left(launcher: Launcher, store: MemoryStore) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from test_core import KEYS, running, seat
+from dataclasses import replace
+from typing import Any
 
-from tmrun.core import codec, preemption
-from tmrun.core.model import Admin, Host, Operation, OpState, Verb
+from test_core import KEYS, running, seat, snapshot
+
+from tmrun.core import codec, coordinator, drains, node, preemption, reconcile
+from tmrun.core.decision import Decision, Timers
+from tmrun.core.membership import Job
+from tmrun.core.model import Admin, Cause, End, Host, JobState, Leader, Operation, OpState, Pause, Term, Trouble, Verb
+from tmrun.core.txn import Put, Txn
 
 ME = seat("a")
 
@@ -41,3 +47,107 @@ def test_a_second_notice_is_another_request() -> None:
 def test_when_nothing_depends_on_it() -> None:
     assert not preemption.gone(running(), ME)
     assert preemption.gone(running(), seat("s"))
+    over = replace(running(given_up("a")), runs={})
+    assert preemption.gone(over, ME), "its workers have ended, and that is said"
+
+
+def given_up(host: str) -> tuple[str, object]:
+    return KEYS.trouble(0), Trouble(0, Host(host), seat(host).incarnation, 1, 0, 137, "it goes away", software=False)
+
+
+def shut_down(*hosts: str, **more: Any) -> list[tuple[str, object]]:
+    """These have got SIGTERM and asked for their drain."""
+    found: list[tuple[str, object]] = [(KEYS.leader, Leader(Host("a"), seat("a").incarnation, 1)), (KEYS.term, Term(1))]
+    for host in hosts:
+        op = Operation(f"notice-{host}", Verb.DRAIN, (Host(host),), f"{preemption.GOES_AWAY}: SIGTERM", "", 20.0, prompt=True)
+        op = replace(op, **more)
+        found += [(KEYS.op(op.id), op), (KEYS.admin(host), Admin(Host(host), True, op.reason, op.id))]
+    return found
+
+
+def decide(job: Job, waited_s: float = 0.0) -> Decision:
+    return coordinator.decide(job, Timers({f"request {op}": -waited_s for op in job.ops}), 0.0)
+
+
+def test_sigterm_hastens_a_drain_that_waits() -> None:
+    """First the notice, then SIGTERM: the same request."""
+    txn = preemption.answer(running(*asked()), ME, "SIGTERM", 20.0, prompt=True)
+    assert txn is not None and txn.name == "hasten notice-a-a.1-0"
+    (op,) = [codec.decode(Operation, o.value) for o in txn.ops]  # type: ignore[union-attr]
+    assert (op.prompt, op.force_after_s, op.reason) == (True, 20.0, "this machine goes away: spot")
+    assert preemption.answer(running(*shut_down("a")), ME, "SIGTERM", 20.0, prompt=True) is None
+
+
+def unjoined(*more: tuple[str, object]) -> Job:
+    job = running(*more)
+    return replace(job, runs={i: replace(r, value=replace(r.value, joined=False)) for i, r in job.runs.items()})
+
+
+def test_ranks_are_handed_over_where_that_is_possible_and_else_given_up_at_once() -> None:
+    assert "propose drain" in (decide(running(*shut_down("a"))).txn or Txn((), ())).name
+    for job, why in (
+        (running(*shut_down("a"), hosts=("a", "b")), "no standby is warm"),
+        (unjoined(*shut_down("a")), "a script without run.steps cannot be handed over"),
+    ):
+        decision = decide(job)
+        assert decision.say == f"a: {why}: {drains.FORCED}"
+        assert decision.txn is not None
+        (op,) = [codec.decode(Operation, o.value) for o in decision.txn.ops]  # type: ignore[union-attr]
+        assert (op.verb, op.gently) == (Verb.REPLACE, True)
+
+
+def test_a_pause_keeps_an_operators_drain_from_being_forced_but_no_machine_from_going() -> None:
+    paused = replace(running(*shut_down("a"), hosts=("a", "b")), pause=Pause())
+    assert decide(paused).say.startswith("a: no standby is warm")
+    assert not decide(replace(paused, ops={k: replace(op, prompt=False) for k, op in paused.ops.items()}), 21.0).say
+
+
+def test_a_notice_and_an_operator_wait_for_a_standby_until_their_deadline() -> None:
+    waits = running(*shut_down("a", prompt=False), hosts=("a", "b"))
+    assert decide(waits, 19.0).reason == "no warm standby for slot 0"
+    assert decide(waits, 21.0).reason == "drain notice-a is overdue"
+
+
+def test_workers_that_are_given_up_get_the_grace_period_and_are_nobodys_fault() -> None:
+    group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (1, 2), joined=frozenset({0, 1}))
+    me = node.Node(ME, 1, group, 1)
+    for more, gently in (({"gently": True}, True), ({"reason": "ECC"}, False)):
+        job = running(*shut_down("a", verb=Verb.REPLACE, **more))
+        effect = reconcile.reconcile(me, job)
+        assert isinstance(effect, node.Kill) and effect.gently is gently
+        over = replace(me, group=replace(group, killed=effect.reason, exits={0: 0, 1: 0}))
+        said = reconcile.reconcile(over, job)
+        assert isinstance(said, node.Submit)
+        (trouble,) = [codec.decode(Trouble, o.value) for o in said.txn.ops if isinstance(o, Put)]
+        assert (trouble.software, trouble.exit_code, trouble.cause) == (False, 137, Cause.LOST)
+        assert trouble.text == ("this machine goes away: SIGTERM" if gently else "replaced by an operator (ECC)")
+
+
+def test_an_end_by_the_agent_itself_is_no_fault_either() -> None:
+    """The store did not answer when the machine went away, and does again."""
+    killed = f"{preemption.GOES_AWAY}: SIGTERM"
+    group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (1, 2), killed=killed, exits={0: 1, 1: 0})
+    said = reconcile.reconcile(node.Node(ME, 1, group, 1), running())
+    assert isinstance(said, node.Submit)
+    (trouble,) = [codec.decode(Trouble, o.value) for o in said.txn.ops if isinstance(o, Put)]
+    assert (trouble.software, trouble.text) == (False, killed)
+
+
+def test_the_job_is_stopped_when_every_host_goes() -> None:
+    everybody = running(*shut_down("a", "b", "s"))
+    decision = decide(everybody)
+    assert decision.txn is not None and decision.say == "job stopped: SIGTERM to every host of it"
+    (end,) = [codec.decode(End, o.value) for o in decision.txn.ops]  # type: ignore[union-attr]
+    assert (end.state, end.exit_code) == (JobState.STOPPED, 143)
+    left = running(*shut_down("a", "b", state=OpState.DONE), hosts=("a",))
+    assert preemption.abandoned(left), "who has left before counts"
+    for job in (running(*shut_down("a", "b")), running(*shut_down("a", "b", "s", prompt=False)), running(), snapshot({})):
+        assert not preemption.abandoned(job)
+
+
+def test_rehearsals_hear_nothing_of_the_end() -> None:
+    """SIGTERM would run what the script does when it is stopped."""
+    ended = replace(running(), end=End(JobState.STOPPED, 143, "stopped"))
+    for purpose, gently in ((node.Purpose.ACTIVE, True), (node.Purpose.STANDBY, False)):
+        effect = reconcile.reconcile(node.Node(ME, 1, node.Group(purpose, 0, 1, 1, (1, 2)), 1), ended)
+        assert isinstance(effect, node.Kill) and effect.gently is gently

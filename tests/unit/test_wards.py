@@ -40,6 +40,7 @@ def test_an_end_is_noticed_and_a_frozen_agent_is_ended_with_its_workers(tmp_path
     beacon = tmp_path / "node0.agent.beacon"
     agent = wards.watch("node0", [sys.executable, "-c", AGENT, str(beacon)], env, beacon)
     wards.start()
+    assert not wards.beats("node0") and not wards.beats("node1"), "a signal would end it now"
     try:
         deadline = time.monotonic() + 60
         while len(procs.marked(f"{marker}/node0", VARIABLE)) < 2:
@@ -47,6 +48,7 @@ def test_an_end_is_noticed_and_a_frozen_agent_is_ended_with_its_workers(tmp_path
             time.sleep(0.05)
         time.sleep(1.5)
         assert told.empty() and agent.poll() is None, "an agent that beats is left alone"
+        assert wards.beats("node0")
         os.kill(agent.pid, signal.SIGSTOP)
         assert "agent node0 is frozen" in told.get(timeout=60)
         assert ended.wait(60)

@@ -27,7 +27,9 @@ def read(store: Store, job: Job) -> list[Failure]:
 
 
 def leave_error_file(failures: Sequence[Failure], end: End, path: str) -> None:
-    """The cause, for whoever started the launcher and reads $TORCHELASTIC_ERROR_FILE, as torchrun leaves it. Raises OSError."""
+    """The cause, for whoever started the launcher and reads $TORCHELASTIC_ERROR_FILE, as torchrun leaves it. Raises OSError.
+
+    ``end`` is what is told when no worker's failure is: also of a launch that ended by an error of its own."""
     Path(path).write_text(json.dumps(error_file(root_cause(failures)) if failures else end_file(end, time.time())))
 
 

@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,6 +51,8 @@ _LEAVE_WAIT_S = 15.0
 _LOOK_S = 1.0
 """The store is asked so often whether the job has ended (and whether it answers); a watch usually tells at once."""
 STORE_DEADLINE_S = 5.0
+GAVE_UP = StoreError.exit_code
+"""How an agent ends that has nothing left to do and no store."""
 _FROZEN_S = 2.0
 """However short the lease: a loaded machine may not let an agent beat for that long."""
 
@@ -97,6 +99,16 @@ class Launch:
 
 def launch(wanted: Launch) -> int:
     """Run until the job ends; returns the exit code."""
+    try:
+        return _launch(wanted)
+    except TmrunError as error:
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            with suppress(OSError):
+                failed.leave_error_file((), End(JobState.FAILED, error.exit_code, str(error)), path)
+        raise
+
+
+def _launch(wanted: Launch) -> int:
     with ExitStack() as stack:
         _have_standard_input()
         interrupts: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -172,9 +184,12 @@ class Launcher:
     listener: socket.socket | None = None
     """Where the sweeper will answer after us."""
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    stopping: int = 0
+    heard: int = 0
+    """The signal that ends this launch; a second one does not wait. 0: there was none."""
+    answered: bool = False
+    """The job has heard of it."""
     departing: bool = False
-    """This host leaves a job that goes on."""
+    """This host's agents end their part."""
     _look_at: float = 0.0
     _own: set[int] = field(default_factory=procs.children)
     inbox: queue.SimpleQueue[WatchEvent | None] = field(default_factory=queue.SimpleQueue)
@@ -258,20 +273,25 @@ class Launcher:
         """The exit code if our agents have ended by themselves (the store's host leaves first at the end of a job)."""
         codes = [agent.poll() for agent in self.agents.values()]
         ended = [c for c in codes if c is not None]
+        if len(ended) == len(codes) and self.departing:
+            return 128 + self.heard
         if len(ended) == len(codes) and not self._returns(ended):
+            lost = f"the store of job {self.wanted.job} is lost"
             if any(c < 0 for c in ended) or not ended:
-                raise StoreError(f"the store of job {self.wanted.job} is lost, and agents of this host have died: {error}") from None
+                raise StoreError(f"{lost}, and agents of this host have died: {error}") from None
+            if GAVE_UP in ended:
+                raise StoreError(f"{lost}: nothing is left to do here, and it was waited for; {error}") from None
             return max(ended)
-        if not self.interrupts.empty():
-            self.console.say("interrupted while the store does not answer; this host leaves the job")
-            raise own_store.interrupted(self.interrupts.get())
+        if self.heard and not self.answered:
+            self._depart(f"{signal.Signals(self.heard).name} while the store does not answer: this host ends its workers")
         self.console.store_is_silent(f"{error.brief}; training goes on while its steps do")
         return None
 
     def _returns(self, ended: list[int]) -> bool:
-        """The store that is silent is only this host's, which starts it again, and no agent was killed; or others needed it just now."""
+        """The store that is silent is only this host's, which starts it again, and no agent was killed or has given it up; or others needed
+        it just now."""
         alone = bool(self.own.members) and self.own.hosts <= 1
-        return self.keep.outlasts or (alone and bool(ended) and all(code >= 0 for code in ended))
+        return self.keep.outlasts or (alone and bool(ended) and all(code >= 0 and code != GAVE_UP for code in ended))
 
     def _read(self) -> Job:
         return fold(self.keys, self.store.list(self.keys.ctl).entries)
@@ -341,7 +361,7 @@ class Launcher:
             end = codec.decode(End, found.value)
             return states.final_exit_code(end.state, end.exit_code)
         if self.departing:
-            return 128 + signal.SIGTERM if len(ended) == len(self.agents) else None
+            return 128 + self.heard if len(ended) == len(self.agents) else None
         for host, code in ended.items():
             self._bury(host, code)
             del self.agents[host]  # only now: a burial that the store did not take is tried again
@@ -370,36 +390,42 @@ class Launcher:
             self._look_at = 0.0
 
     def _interrupted(self) -> None:
+        """Raises Interrupted at the second signal, StoreError while the first one cannot be told."""
         while not self.interrupts.empty():
             number = self.interrupts.get()
-            self.stopping += 1
-            if self.stopping > 1:
+            if self.heard:
                 raise own_store.interrupted(number)
-            if number == signal.SIGTERM and self._others_go_on():
-                self._depart()
-            else:
-                self._stop(number)
+            self.heard = number
+        if not self.heard or self.answered:
+            return
+        if self.heard == signal.SIGTERM and self._others_go_on():
+            self._depart("SIGTERM: this host leaves; its ranks move, or its workers end, and the job goes on without it")
+        else:
+            self._stop(self.heard)
+        self.answered = True
 
     def _stop(self, number: int) -> None:
-        reason = f"{signal.Signals(number).name} to a launcher"
+        end = End(JobState.STOPPED, 128 + number, f"{signal.Signals(number).name} to a launcher")
+        self.store.commit(transactions.end_job(Job(self.keys), end, as_leader=False))
         self.console.say("stopping the job; once more kills it")
-        self.store.commit(transactions.end_job(Job(self.keys), End(JobState.STOPPED, 128 + number, reason), as_leader=False))
 
     def _others_go_on(self) -> bool:
         """Other hosts are in the job, and do not need this one for the store: then SIGTERM means that this machine is wanted back."""
         return not self.own.members and any(host not in self.wanted.where.hosts for host in self._read().members)
 
-    def _depart(self) -> None:
+    def _depart(self, why: str) -> None:
+        """Once: a second SIGTERM would end an agent's workers at once."""
+        if self.departing:
+            return
         self.departing = True
-        self.console.say("SIGTERM: this host drains itself and leaves, the job goes on without it; once more kills its workers")
+        self.console.say(f"{why}; once more kills its workers")
         for agent in self.agents.values():
             agent.terminate()
 
     def _forward(self) -> None:
-        """An agent that has registered can take signals."""
         while not self.forwards.empty():
-            number, job = self.forwards.get(), self._read()
-            able = [agent for host, agent in self.agents.items() if Host(host) in job.members]
+            number = self.forwards.get()
+            able = [agent for host, agent in self.agents.items() if self.wards.beats(host)]
             for agent in able:
                 agent.send_signal(number)
             self.console.say(f"{signal.Signals(number).name} passed on to the workers of {many(len(able), 'node')}")

@@ -58,6 +58,12 @@ class Wards:
         threading.Thread(target=self._wait, args=(agent,), name="ward-wait", daemon=True).start()
         return agent
 
+    def beats(self, host: str) -> bool:
+        """Whether its agent has shown that it runs: before that a signal would end it."""
+        with self._lock:
+            ward = self._wards.get(host)
+        return ward is not None and ward.agent.poll() is None and ward.beacon.get("ticks") > 0
+
     def _wait(self, agent: subprocess.Popen[bytes]) -> None:
         agent.wait()
         self.ended()

@@ -1,7 +1,8 @@
 """What the elected coordinator does next: one transaction at most, and why.
 
-    no map          -> enough hosts? start epoch 1
-    a drain is late -> its node gives up its ranks (``drains``)
+    all shut down   -> the job is stopped (``preemption``)
+    no map          -> enough hosts? start epoch 1; not within ``node_wait_s`` (``shortage``): end
+    a drain is late -> its node gives up its ranks, or in vain and its machine is being shut down (``drains``)
     a hang          -> name who keeps the others waiting, order its node to end its workers (``hang``); the rest is a failure
     open migration  -> judge it (``migration``)
     all slots done  -> end
@@ -19,11 +20,14 @@ coordinator's own clock, and losing it costs time, never safety. May not know: s
 
 from __future__ import annotations
 
-from tmrun.core import drains, failures, hang, losses, planner, policy, restarts, resync, transactions, watchdog
+from dataclasses import replace
+
+from tmrun.core import drains, failures, hang, losses, planner, policy, preemption, restarts, resync, shortage, transactions, watchdog
 from tmrun.core import migration as judging
 from tmrun.core.decision import Decision, Timers, ending
 from tmrun.core.membership import Job
 from tmrun.core.model import FENCED_SHARE, JobState, Kind, Notice, RankMap, Seat, Spec
+from tmrun.core.plural import many
 from tmrun.core.ranklist import ranks_named
 
 
@@ -49,11 +53,10 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
         stuck = hang.finding(job)
         if stuck is not None and stuck.blame is watchdog.Blame.NOBODY:
             going.add(f"deadlock {job.epoch}")
-        if losses.failed(job) and not planner.standbys(job) and not job.pause:
-            going.add("no standby")
     going |= {f"rests {h} {policy.strikes(job.maps, h)}" for h in policy.lemons(job.maps) if h in job.members}
     going |= {f"request {op.id}" for op in job.open_ops() if op.force_after_s}
-    return Timers({what: timers.seen.get(what, now) for what in going})
+    began = dict.fromkeys(going, now) | shortage.begun(job, now)
+    return Timers({what: timers.seen.get(what, at) for what, at in began.items()})
 
 
 def _undisturbed(job: Job) -> set[str]:
@@ -73,29 +76,34 @@ def decide(job: Job, timers: Timers, now: float) -> Decision:
 
 def _tell(job: Job, decision: Decision, timers: Timers, now: float) -> Decision:
     """Nothing else to do: let the agents know what changed for them. While a migration is open nobody needs to."""
-    if job.map is None or job.end is not None or job.open_migration is not None:
+    if job.spec is None or job.end is not None or job.open_migration is not None:
         return decision
-    failed = tuple(losses.failed(job))
-    movable = job.movable or job.told.movable  # claims go and come back with a lease
-    trained, ran = (timers.since(f"{what} {job.map.generation}", now) for what in ("trains", "runs"))
-    lasted = job.told.lasted or trained >= restarts.LASTED_S or ran >= restarts.LASTED_PLAIN_S
-    notice = Notice(job.map.generation, movable, bool(job.done), job.epoch if failed else 0, failed, lasted)
+    short_s = shortage.to_tell(job, timers, now)
+    notice = replace(_of_workers(job, job.map, timers, now) if job.map is not None else Notice(0), short_s=short_s)
     if notice == job.told:
         return decision
     return Decision(transactions.tell(job, notice), decision.reason)
 
 
+def _of_workers(job: Job, current: RankMap, timers: Timers, now: float) -> Notice:
+    failed = tuple(losses.failed(job))
+    movable = job.movable or job.told.movable  # claims go and come back with a lease
+    trained, ran = (timers.since(f"{what} {current.generation}", now) for what in ("trains", "runs"))
+    lasted = job.told.lasted or trained >= restarts.LASTED_S or ran >= restarts.LASTED_PLAIN_S
+    return Notice(current.generation, movable, bool(job.done), job.epoch if failed else 0, failed, lasted)
+
+
 def _decide(job: Job, timers: Timers, now: float) -> Decision:
     if job.spec is None or job.end is not None:
         return Decision(None, "the job has ended" if job.end else "no job yet")
+    if preemption.abandoned(job):
+        end = preemption.ABANDONED
+        return ending(job, end.state, end.exit_code, end.reason)
     if job.map is None:
         return _rendezvous(job, job.spec, timers, now)
-    late = drains.overdue(job, timers, now)
-    if late is not None:
-        return Decision(transactions.force(job, late), f"drain {late.id} is overdue", f"drain {late.id} is overdue: {drains.FORCED}")
-    stuck = _hang(job, timers, now)
-    if stuck is not None:
-        return stuck
+    urgent = drains.force(job, timers, now) or _hang(job, timers, now)
+    if urgent is not None:
+        return urgent
     if job.open_migration:
         return _migrate(job, timers, now)
     for rule in (_all_done, failures.decide, resync.decide, drains.decide):
@@ -108,6 +116,9 @@ def _decide(job: Job, timers: Timers, now: float) -> Decision:
 def _rendezvous(job: Job, spec: Spec, timers: Timers, now: float) -> Decision:
     seats = planner.first_seats(job)
     lacking = missing(job, spec, timers, now)
+    if len(seats) < spec.nnodes and shortage.over(job, timers, now):
+        here = f"only {len(seats)} of {many(spec.nnodes, 'node')} came within {spec.node_wait_s:.0f} s"
+        return ending(job, JobState.FAILED, 1, f"{here}; {shortage.missing(job, seats)}")
     if lacking:
         return Decision(None, lacking)
     txn = transactions.start(job, seats, Kind.INITIAL, "launch")
@@ -120,7 +131,7 @@ def missing(job: Job, spec: Spec, timers: Timers, now: float) -> str:
     if here < spec.nnodes:
         return f"waiting for nodes: {here} of {spec.nnodes} here"
     waited = timers.since("enough", now)
-    if len(job.members) < spec.nnodes + spec.standby and waited < spec.join_wait_s:
+    if len(job.members) < spec.nnodes + spec.standby and waited < spec.join_wait_s and not shortage.over(job, timers, now):
         return f"waiting {spec.join_wait_s - waited:.0f} s more for standbys"
     return ""
 

@@ -54,11 +54,26 @@ def _may_still_run(job: Job, host: Host, timers: Timers, now: float) -> bool:
 FORCED = "its node gives up its ranks now, without handing them over"
 
 
-def overdue(job: Job, timers: Timers, now: float) -> Operation | None:
-    """A drain whose deadline has passed while its node still holds ranks. (The deadline starts anew with another coordinator.)"""
-    held = {s.host for s in job.map.seats} if job.map and not job.pause else set()
-    late = (o for o in job.open_ops() if o.force_after_s and timers.since(f"request {o.id}", now) > o.force_after_s)
-    return next((o for o in late if held & set(o.hosts)), None)
+def force(job: Job, timers: Timers, now: float) -> Decision | None:
+    """A drain whose node still holds ranks and that cannot be waited for: its deadline has passed (which starts anew with another
+    coordinator), or its machine is being shut down and nobody could take the ranks over."""
+    held = {s.host for s in job.map.seats} if job.map else set()
+    for op in job.open_ops():
+        if op.force_after_s and held & set(op.hosts) and (op.prompt or not job.pause):
+            late = timers.since(f"request {op.id}", now) > op.force_after_s
+            why = f"drain {op.id} is overdue" if late else _stranded(job, op)
+            if why:
+                return Decision(transactions.force(job, op), why, f"{why}: {FORCED}")
+    return None
+
+
+def _stranded(job: Job, op: Operation) -> str:
+    """Why nobody could take the ranks over now, if that is what the request does not want to wait for."""
+    if not op.prompt or job.open_migration is not None:
+        return ""
+    if not (job.movable or job.told.movable):
+        return f"{', '.join(op.hosts)}: a script without run.steps cannot be handed over"
+    return "" if planner.standbys(job) else f"{', '.join(op.hosts)}: no standby is warm"
 
 
 def _take_away(job: Job, op: Operation, slots: list[int], timers: Timers, now: float) -> Decision:

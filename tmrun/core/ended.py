@@ -5,7 +5,7 @@ May not know: workers that live, what follows from a trouble.
 
 from __future__ import annotations
 
-from tmrun.core import policy, transactions
+from tmrun.core import policy, preemption, transactions
 from tmrun.core.membership import Job
 from tmrun.core.model import Cause, Done, Trouble
 from tmrun.core.node import Effect, Forgotten, Group, Kill, Node, Note, Purpose, submit
@@ -55,10 +55,11 @@ def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     ended = {r: c for r, c in group.exits.items() if c}
     local, code = next(((r, c) for r, c in ended.items() if r not in group.echoes), next(iter(ended.items()), (0, 1)))
     text = group.errors.get(local) or (f"killed by signal {code - 128}" if code > 128 else f"exit code {code}")
-    order = job.replacement(node.me.host)
-    if order is not None:
-        code, text = KILLED, f"replaced by an operator ({order.reason})"
     rank = job.spec.ranks(group.slot)[local]
+    order = job.replacement(node.me.host)
+    if order is not None or group.killed.startswith(preemption.GOES_AWAY):  # whatever the workers made of it
+        why = preemption.given_up(order) if order is not None else group.killed
+        return _trouble_of(node, job, group, rank, KILLED, why, Cause.LOST, echo=False)
     hung = job.evicted(node.me)
     if hung is not None and group.killed == hung.text:
         return _trouble_of(node, job, group, hung.rank, code, hung.text, Cause.HANG, echo=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tmrun.core import attempts, losses, planner, policy, restarts, transactions
+from tmrun.core import attempts, losses, planner, policy, restarts, shortage, transactions
 from tmrun.core.decision import DOUBT_SHARE, Decision, Timers, ending
 from tmrun.core.membership import Job
 from tmrun.core.model import JobState, Kind, RankMap, Spec
@@ -28,7 +28,7 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
         return restarts.after_loss(job, current, failed, f"{losses.what(job, failed[0])}; {attempts.immovable(job)}", timers, now)
     verdict = policy.judge(job.maps, [t for t in map(job.trouble, failed) if t is not None])
     if verdict.action is policy.Action.GIVE_UP:
-        return restarts.restart(job, verdict.why, losses.exit_code(job, failed), program=True)
+        return restarts.restart(job, verdict.why, losses.exit_code(job, failed), timers, now, program=True)
     late = losses.taking_over(job)
     if late and timers.since(f"taking over {current.epoch}", now) < spec.prepare_deadline_s:
         return Decision(None, f"{losses.what(job, failed[0])}; {late[0].joiner.host} is still taking over")
@@ -52,13 +52,13 @@ def _blame_program(job: Job, spec: Spec, failed: list[int], timers: Timers, now:
     software = [job.troubles[i] for i in failed if job.trouble(i) and job.troubles[i].software]
     own = [t for t in software if not t.echo]
     if own:
-        return restarts.program_error(job, own[0])
+        return restarts.program_error(job, own[0], timers, now)
     if len(software) < len(failed):
         return None
     left = DOUBT_SHARE * spec.lease_ttl_s - timers.since(f"echo {job.epoch}", now)
     if left > 0:
         return Decision(None, f"{losses.what(job, failed[0])}; waiting {left:.0f} s more for what happened to its peer")
-    return restarts.program_error(job, software[0])
+    return restarts.program_error(job, software[0], timers, now)
 
 
 def replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: Timers, now: float) -> Decision:
@@ -72,8 +72,7 @@ def replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: T
         txn = transactions.propose(job, Kind.FAILURE, plan.moves, "", reason)
         unsaid = [losses.what(job, i) for i in failed if not job.trouble(i)]
         return Decision(txn, reason, "; ".join([*unsaid, f"plan: {attempts.plan_text(job, plan)}"]))
-    waited = timers.since("no standby", now)
-    if waited > spec.node_wait_s and not planner.standbys(job, warm_only=False):
+    if shortage.over(job, timers, now) and len(planner.standbys(job, warm_only=False)) < len(failed):
         return ending(
             job,
             JobState.FAILED,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tmrun.core import admission, transactions
+from tmrun.core import admission, preemption, transactions
 from tmrun.core import migration as judging
 from tmrun.core.membership import Job
 from tmrun.core.model import Doubt, Host, Incarnation, Kind, Machine, Migration, Phase, RankMap, Run, Seat, Vote
@@ -92,8 +92,9 @@ def _claim(node: Node, job: Job, group: Group, current: RankMap, slot: int) -> E
 
 def _active(node: Node, job: Job, group: Group, current: RankMap) -> Effect | None:
     if current.seats[group.slot] == node.me:
-        if job.replacement(node.me.host):
-            return Kill("an operator replaces this node")
+        order = job.replacement(node.me.host)
+        if order is not None:
+            return Kill(preemption.given_up(order), gently=order.gently)
         return _claim(node, job, group, current, group.slot) or _cool(node, job) or _stall(node, job, group) or _doubt(node, job, group)
     if group.commit_sent == current.epoch and not job.told_failed(group.slot):
         return _stuck(job, group, current)  # it hands its state over

@@ -280,8 +280,8 @@ class Notice:
     """What agents need of each other, told by the coordinator, because they see only what is their own.
 
     ``movable``: workers of ``generation`` have reached ``run.steps``. ``ending``: some slot's workers have finished. ``failed``: slots of
-    the map of ``epoch`` whose seat is gone, or its workers, and that nobody is replacing yet. ``lasted``: for the coordinators to come, the
-    generation has trained so long that losing it is no crash loop (``restarts``).
+    the map of ``epoch`` whose seat is gone, or its workers, and that nobody is replacing yet. For the coordinators to come: ``lasted``, the
+    generation has trained so long that losing it is no crash loop (``restarts``); ``short_s``, nodes have been lacking for so long.
     """
 
     generation: int
@@ -290,6 +290,7 @@ class Notice:
     epoch: int = 0
     failed: tuple[int, ...] = ()
     lasted: bool = False
+    short_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,6 +588,10 @@ class Operation:
     to: str = ""
     force_after_s: float = 0.0
     """A drain that is not committed after this long becomes a replacement; 0: it waits."""
+    prompt: bool = False
+    """It becomes one as soon as nobody could take the ranks over: its machine is being shut down (SIGTERM)."""
+    gently: bool = False
+    """A replacement that was a drain: the workers get SIGTERM and the grace period."""
     state: OpState = OpState.OPEN
     detail: str = ""
     epoch: int = 0

@@ -101,10 +101,10 @@ def _futile(maps: Sequence[RankMap], step: int) -> Iterator[RankMap]:
 
 def repeated(maps: Sequence[RankMap], troubles: Sequence[Trouble]) -> Trouble | None:
     """One of these whose rank has died of the same cause before an earlier restart of all workers, however long they ran since: who is out
-    of memory after 70 minutes will be again. A migration between them forgives: the job trained. (A lost node has no trouble.)"""
+    of memory after 70 minutes will be again. A migration between them forgives: the job trained. Lost nodes prove nothing."""
     row = takewhile(lambda m: m.kind is Kind.RESTART, reversed(maps))
     past = {(i.rank, i.cause) for m in row for i in m.incidents}
-    return next((t for t in troubles if t.rank >= 0 and (t.rank, t.cause) in past), None)
+    return next((t for t in troubles if t.rank >= 0 and t.cause is not Cause.LOST and (t.rank, t.cause) in past), None)
 
 
 def restart_delay(lives_s: Sequence[float]) -> float:

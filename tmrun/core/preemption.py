@@ -1,5 +1,9 @@
 """A node that is about to be taken away asks for its own drain, and takes it back when it stays after all.
 
+    a notice      a drain like an operator's
+    SIGTERM       the machine is being shut down: a drain that does not wait where nobody could take the ranks over, and not for long
+    ... to all    the job is stopped
+
 Level-triggered: what is wanted now against what the store says, so that also a later life of the host, back on its machine, takes back what
 an earlier one had asked for. May not know: where the news come from, clocks.
 """
@@ -8,30 +12,57 @@ from __future__ import annotations
 
 from tmrun.core import transactions
 from tmrun.core.membership import Job
-from tmrun.core.model import Operation, OpState, Seat, Verb
+from tmrun.core.model import End, Host, JobState, Operation, OpState, Seat, Verb
 from tmrun.core.txn import Txn
 
 PREFIX = "notice-"
 """Of the ids of requests that nodes make for themselves."""
+GOES_AWAY = "this machine goes away"
+HANDOVER_S = 20.0
+"""From SIGTERM until ranks that could not be handed over are given up; schedulers wait 30 s by default."""
+ABANDONED = End(JobState.STOPPED, 143, "SIGTERM to every host of it")
 
 
-def answer(job: Job, me: Seat, reason: str, force_after_s: float) -> Txn | None:
-    """The next thing to write. ``reason`` why this machine goes away, empty: it stays. ``force_after_s``: see ``Operation``."""
+def answer(job: Job, me: Seat, reason: str, force_after_s: float, *, prompt: bool = False) -> Txn | None:
+    """The next thing to write. ``reason`` why this machine goes away, empty: it stays. ``force_after_s``, ``prompt``: see ``Operation``."""
     admin = job.admins.get(me.host)
     draining = admin is not None and admin.draining
-    if job.end is not None or job.map is None:
+    if job.end is not None:
         return None
     if reason and not draining:
         number = sum(o.hosts == (me.host,) and o.id.startswith(PREFIX) for o in job.ops.values())
         op_id = f"{PREFIX}{me.host}-{me.incarnation}-{number}"
-        return transactions.request(job, Operation(op_id, Verb.DRAIN, (me.host,), f"this machine goes away: {reason}", "", force_after_s))
+        return transactions.request(
+            job, Operation(op_id, Verb.DRAIN, (me.host,), f"{GOES_AWAY}: {reason}", "", force_after_s, prompt=prompt)
+        )
+    op = job.ops.get(admin.op) if admin is not None and draining else None
+    asked = op if op is not None and op.state is OpState.OPEN else None
+    if reason and prompt and asked is not None and asked.hosts == (me.host,) and not asked.prompt:
+        return transactions.hasten(job, asked, force_after_s)
     if not reason and draining and admin is not None and admin.op.startswith(PREFIX):
-        op = job.ops.get(admin.op)
-        asked = op if op is not None and op.state is OpState.OPEN else None
         return transactions.withdraw_drain(job, (me.host,), asked, "the machine stays after all")
     return None
 
 
 def gone(job: Job, me: Seat) -> bool:
     """Nothing of the job depends on this node any more."""
-    return job.end is not None or job.map is None or (job.map.slot_of_host(me.host) is None and not job.runs_on(me.host))
+    slot = job.map.slot_of_host(me.host) if job.map is not None else None
+    return job.end is not None or ((slot is None or job.trouble(slot) is not None) and not job.runs_on(me.host))
+
+
+def given_up(op: Operation) -> str:
+    """Why ranks are given up under this request, for people."""
+    return op.reason if op.reason.startswith(GOES_AWAY) else f"replaced by an operator ({op.reason})"
+
+
+def abandoned(job: Job) -> bool:
+    """Every host that holds ranks, or could take some, is shut down or has been: nobody is to go on. Needs a snapshot of everything."""
+    seated = {s.host for s in job.map.seats} if job.map is not None else set()
+    hosts = job.members.keys() | seated
+    return bool(hosts) and all(_shut_down(job, host) for host in hosts)
+
+
+def _shut_down(job: Job, host: Host) -> bool:
+    admin = job.admins.get(host)
+    op = job.ops.get(admin.op) if admin is not None and admin.draining else None
+    return op is not None and op.prompt

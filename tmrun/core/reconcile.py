@@ -84,7 +84,8 @@ def _seated_unprepared(node: Node, job: Job, group: Group, current: RankMap) -> 
 def _wind_down(node: Node, job: Job) -> Effect | None:
     assert job.end is not None
     if node.group is not None and not node.group.gone:
-        return None if node.group.killed else Kill(f"job {job.end.state.value}", gently=True, signal=_stop_signal(job.end))
+        gently = node.group.purpose is Purpose.ACTIVE  # the script's own handlers are not for a rehearsal
+        return None if node.group.killed else Kill(f"job {job.end.state.value}", gently=gently, signal=_stop_signal(job.end))
     return Quit(job.end.exit_code, f"job {job.end.state.value}: {job.end.reason}")
 
 

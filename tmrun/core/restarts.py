@@ -1,10 +1,13 @@
-"""Rules for what no move can heal: all workers start anew, within a budget, or the job ends. May not know: moves."""
+"""Rules for what no move can heal: all workers start anew, within a budget and once there are nodes, or the job ends.
+
+May not know: moves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from tmrun.core import losses, planner, policy, transactions
+from tmrun.core import losses, planner, policy, shortage, transactions
 from tmrun.core.decision import Decision, Timers, ending
 from tmrun.core.membership import Job
 from tmrun.core.model import UNSEEN_SHARE, Host, JobState, Kind, RankMap, Trouble
@@ -18,10 +21,10 @@ LASTED_PLAIN_S = 3600.0
 """The same for workers of a script that never reaches ``run.steps``, or has not yet: they run, and cannot say whether they train."""
 
 
-def program_error(job: Job, trouble: Trouble) -> Decision:
+def program_error(job: Job, trouble: Trouble, timers: Timers, now: float) -> Decision:
     """The program's own error: no other machine would do better."""
     what = f"{trouble.host} rank {trouble.rank}: {trouble.text}"
-    return restart(job, what, trouble.exit_code, program=True)
+    return restart(job, what, trouble.exit_code, timers, now, program=True)
 
 
 def after_loss(job: Job, current: RankMap, failed: list[int], reason: str, timers: Timers, now: float) -> Decision:
@@ -37,11 +40,20 @@ def after_loss(job: Job, current: RankMap, failed: list[int], reason: str, timer
     code = losses.exit_code(job, failed) if again is None else again.exit_code
     if again is not None:
         reason = f"{again.host} rank {again.rank}: {again.text}, as before an earlier restart: that follows the rank"
-    return restart(job, reason, code, program=again is not None, accused=accused, resting=losses.resting(job, timers, now))
+    resting = losses.resting(job, timers, now)
+    return restart(job, reason, code, timers, now, program=again is not None, accused=accused, resting=resting)
 
 
 def restart(
-    job: Job, reason: str, exit_code: int, *, program: bool, accused: Collection[int] = (), resting: Collection[Host] = ()
+    job: Job,
+    reason: str,
+    exit_code: int,
+    timers: Timers,
+    now: float,
+    *,
+    program: bool,
+    accused: Collection[int] = (),
+    resting: Collection[Host] = (),
 ) -> Decision:
     """All workers anew; ``exit_code`` is the job's when the budget is spent. ``program``: it is charged to ``--max-restarts``.
     ``accused``: slots whose failure is remembered. ``resting``: hosts that get no ranks if there are others."""
@@ -54,6 +66,10 @@ def restart(
         return ending(job, JobState.FAILED, exit_code, reason + after)
     seats = planner.restart_seats(job, resting)
     if len(seats) < job.spec.nnodes:
-        return Decision(None, f"waiting for nodes to restart: {len(seats)} of {job.spec.nnodes} here")
+        here, who = f"{len(seats)} of {job.spec.nnodes}", shortage.missing(job, seats)
+        if shortage.over(job, timers, now):
+            within = f"only {here} nodes to restart on within {job.spec.node_wait_s:.0f} s; {who}"
+            return ending(job, JobState.FAILED, exit_code, f"{reason}; {within}")
+        return Decision(None, f"waiting for nodes to restart: {here} here, {who}")
     txn = transactions.start(job, seats, Kind.RESTART, reason, program=program, row=row if program else row + 1, failed=tuple(accused))
     return Decision(txn, reason, f"restarting all workers (restart {job.restarts + 1}): {reason}")

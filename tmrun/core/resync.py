@@ -24,7 +24,11 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
     if back:
         return Decision(None, back)
     if attempts.immovable(job):
-        return Decision(None, losses.held_back(job)) if job.pause else restarts.restart(job, attempts.immovable(job), 1, program=False)
+        return (
+            Decision(None, losses.held_back(job))
+            if job.pause
+            else restarts.restart(job, attempts.immovable(job), 1, timers, now, program=False)
+        )
     reason = f"all ranks are alive again (migration {parked.id}: {parked.reason})"
     return Decision(transactions.propose(job, Kind.FAILURE, (), "", reason), reason, f"{reason}; going on in place")
 
@@ -38,7 +42,7 @@ def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: flo
     """Ranks have ended well, or their loop has, and others are in the middle of a step: no migration can make them run the same loop."""
     found = hang.finding(job)
     if found is not None and found.blame is watchdog.Blame.PROGRAM and spec.hang_action == "replace":
-        return restarts.restart(job, f"{found.why}: {SAME_NUMBER}", 1, program=True)
+        return restarts.restart(job, f"{found.why}: {SAME_NUMBER}", 1, timers, now, program=True)
     seats = {s.host: i for i, s in enumerate(current.seats)}
     waiting = [d for d in _doubts(job) if seats.get(d.host, -1) not in job.done]
     ended = {*(rank for i in job.done for rank in spec.ranks(i)), *(rank for d in waiting for rank in d.ended)}
@@ -49,7 +53,7 @@ def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: flo
     reason = f"{ranks_named(over)} {how} while others train: {SAME_NUMBER} ({waiting[0].host}: {waiting[0].text})"
     if timers.since(f"doubt {job.epoch}", now) < DOUBT_SHARE * spec.lease_ttl_s:
         return Decision(None, f"{reason}; waiting whether these end, too")
-    return ending(job, JobState.FAILED, 1, reason) if ended else restarts.restart(job, reason, 1, program=True)
+    return ending(job, JobState.FAILED, 1, reason) if ended else restarts.restart(job, reason, 1, timers, now, program=True)
 
 
 def _unexplained(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | None:
@@ -75,5 +79,5 @@ def _deadlock(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | No
     if left > 0:
         return Decision(None, f"{found.why}; waiting {left:.0f} s more for somebody to move")
     if hang.same_place(job, found):
-        return restarts.restart(job, f"{found.why}, again after they were connected anew", 1, program=True)
+        return restarts.restart(job, f"{found.why}, again after they were connected anew", 1, timers, now, program=True)
     return Decision(transactions.propose(job, Kind.FAILURE, (), "", found.why), found.why, f"{found.why}; connecting again in place")

@@ -284,6 +284,7 @@ def tell(job: Job, notice: Notice) -> Txn:
     facts = (("ranks can be moved", notice.movable), ("the job is ending", notice.ending), ("the workers have lasted", notice.lasted))
     what = [text for text, true in facts if true]
     what += [f"slot {i} has failed" for i in notice.failed[:MAX_NAMED]]
+    what += [f"nodes have been lacking for {notice.short_s:.0f} s"] if notice.short_s else []
     txn = (Put(job.keys.notice, encode(notice)),)
     return Txn((*_as_leader(job), _head_unchanged(job)), txn, f"tell all: {', '.join(what) or 'nothing has failed'}")
 
@@ -358,9 +359,15 @@ def _released(job: Job, host: Host) -> Admin:
 
 
 def force(job: Job, op: Operation) -> Txn:
-    """A drain's deadline has passed: its hosts give up what they still hold, under the same request."""
-    forced = replace(op, verb=Verb.REPLACE, force_after_s=0.0)
+    """A drain that cannot be waited for: its hosts give up what they still hold, under the same request."""
+    forced = replace(op, verb=Verb.REPLACE, force_after_s=0.0, gently=True)
     return Txn((*_as_leader(job), ValueIs(job.keys.op(op.id), encode(op))), (Put(job.keys.op(op.id), encode(forced)),), f"force {op.id}")
+
+
+def hasten(job: Job, op: Operation, force_after_s: float) -> Txn:
+    """The machine of a node that is being drained is shut down now: the request waits no longer than this, and not at all in vain."""
+    prompt = replace(op, prompt=True, force_after_s=force_after_s)
+    return Txn((ValueIs(job.keys.op(op.id), encode(op)),), (Put(job.keys.op(op.id), encode(prompt)),), f"hasten {op.id}")
 
 
 def report_doubt(job: Job, doubt: Doubt, lease: int) -> Txn:

@@ -227,7 +227,7 @@ class JobWorld:
             "gone": ttl * UNSEEN_SHARE,
             "suspect": ttl,
             "doubt": ttl * decision.DOUBT_SHARE,
-            "no": spec.node_wait_s,
+            "short": spec.node_wait_s,
             "trains": restarts.LASTED_S,
             "runs": restarts.LASTED_PLAIN_S,
         }
