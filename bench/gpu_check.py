@@ -41,6 +41,7 @@ STEPS, KILLED_AT = 40, 28
 TWO_RANKS = (2, 30)
 """From which NCCL on two ranks may share a GPU."""
 MODES = ("cold", "imported", "rehearsed")
+COMPILED: tuple[tuple[str, ...], ...] = ((), ("--compile",))
 
 
 def main() -> None:
@@ -130,7 +131,7 @@ class Check:
         nursery, found = Nursery(), {}
         try:
             with tempfile.TemporaryDirectory(prefix="tmrun-inductor-") as cache:
-                for compiled in ([], ["--compile"]):
+                for compiled in COMPILED:
                     for mode in MODES:
                         name = f"{mode}, compiled" if compiled else mode
                         try:
@@ -142,7 +143,7 @@ class Check:
             nursery.close()
         return {"ok": not any("error" in each for each in found.values()), "seconds": found}
 
-    def until_ready(self, mode: str, compiled: list[str], nursery: Any, cache: str) -> dict[str, Any]:
+    def until_ready(self, mode: str, compiled: tuple[str, ...], nursery: Any, cache: str) -> dict[str, Any]:
         """One process that is told to take a rank."""
         from cluster import Cluster
 

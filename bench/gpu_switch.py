@@ -42,7 +42,7 @@ def main() -> None:
     if args.device == "cpu":
         import fake_nccl
 
-        fake_nccl.install()
+        fake_nccl.install("cpu:nccl")
     print(json.dumps(switch(here, "cuda:nccl" if args.device == "cuda" else "cpu:nccl", args.switches)), flush=True)
     os._exit(0)  # torch would tear down what was aborted
 

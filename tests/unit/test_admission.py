@@ -9,7 +9,12 @@ import pytest
 from tmrun.core.admission import Fit, judge, weakest
 from tmrun.core.model import Machine
 
-LIVE = Machine("cpu", "", {"torch": "2.13.0", "tmrun": "0.1.0", "python": "3.11.7"}, memory_mb=8000, peak_mb=3000, step_s=0.5)
+SOFTWARE = {"torch": "2.13.0", "tmrun": "0.1.0", "python": "3.11.7", "NCCL": "2.28.9", "CUDA": "12.8", "cuDNN": "91002"}
+LIVE = Machine("cpu", "", SOFTWARE, memory_mb=8000, peak_mb=3000, step_s=0.5)
+
+
+def with_software(**other: str) -> Machine:
+    return replace(LIVE, software={**LIVE.software, **other})
 
 
 @pytest.mark.parametrize(
@@ -22,6 +27,9 @@ LIVE = Machine("cpu", "", {"torch": "2.13.0", "tmrun": "0.1.0", "python": "3.11.
         (replace(LIVE, software={**LIVE.software, "python": "3.12.1"}), Fit.LAST, "Python 3.12.1, the job has 3.11.7"),
         (replace(LIVE, software={**LIVE.software, "torch": "2.12.0"}), Fit.REFUSED, "torch 2.12.0, the job has 2.13.0"),
         (replace(LIVE, software={**LIVE.software, "tmrun": "0.2.0"}), Fit.REFUSED, "tmrun 0.2.0, the job has 0.1.0"),
+        (with_software(NCCL="2.27.3"), Fit.REFUSED, "NCCL 2.27.3, the job has 2.28.9"),
+        (with_software(CUDA="13.0"), Fit.LAST, "CUDA 13.0, the job has 12.8"),
+        (with_software(cuDNN="91300"), Fit.LAST, "cuDNN 91300, the job has 91002"),
         (replace(LIVE, memory_mb=2000), Fit.REFUSED, "2000 MB for a worker, the job's workers have used 3000 MB"),
         (Machine(), Fit.FIT, ""),
         (None, Fit.FIT, ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,25 @@ def test_a_container_without_nvidia_smi_and_a_log_for_root_only() -> None:
 
     for run in (missing, failing, lambda _: "no xml"):
         assert gpu_health.read(Gpu("3"), run, LOG) == replace(Gpu("3"), links_up=-1)
+
+
+def test_a_gpu_that_breaks_while_nobody_uses_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, though it is read many times; a little warmer is no news."""
+    found = [GOOD, GOOD, replace(GOOD, temperature_c=50), *[replace(GOOD, xids=(79,))] * 3, replace(GOOD, links_up=17)]
+    readings, told, over = iter(found), [], threading.Event()
+    monkeypatch.setattr(gpu_health, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(gpu_health, "measure", lambda _: (700.0, 4000.0))
+
+    class Played(gpu_health.Probe):
+        def _read(self) -> None:
+            try:
+                self._found = (next(readings),)
+            except StopIteration:
+                over.set()
+
+    with Played(0).start().watched(lambda health: told.append(health[0])):
+        assert over.wait(20)
+    assert told == [replace(GOOD, xids=(79,)), replace(GOOD, links_up=17)]
 
 
 def test_addresses_are_written_in_several_ways() -> None:

@@ -52,7 +52,7 @@ def main() -> None:  # noqa: C901  a script
     args = parser.parse_args()
     torch.set_num_threads(1)
     if NCCL:
-        fake_nccl.install()
+        fake_nccl.install("cpu:nccl")
     dist.init_process_group("cpu:nccl" if NCCL else "gloo")
     rank, die = dist.get_rank(), Path(os.environ["TEST_DIE"])
     pairs: list[Any] = []

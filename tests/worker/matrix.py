@@ -1,5 +1,5 @@
 """One small training script for every parallelism: ``--mode``; what varies within one: TEST_ACCUMULATE, TEST_BF16, TEST_WIDTH, and
-TEST_EVALUATE: one more forward pass after the update.
+TEST_EVALUATE: one more forward pass after the update. STAND_IN: instead of gloo a stand-in for NCCL, which is to give the same.
 
 Each step takes TEST_PACE_S seconds more, until the file ``fast`` is there, beside the losses.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fake_nccl
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -164,6 +165,12 @@ def local_digest(*owned: Any) -> str:
     return digest.hexdigest()
 
 
+def initialise(backend: str) -> None:
+    if backend != "gloo":
+        fake_nccl.install(backend)
+    dist.init_process_group(backend)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int)
@@ -172,7 +179,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if "TEST_STACKS_S" in os.environ:  # for whoever has to find out where a job hangs
         faulthandler.dump_traceback_later(float(os.environ["TEST_STACKS_S"]))
-    dist.init_process_group("gloo")
+    initialise(os.environ.get("STAND_IN", "gloo"))
     rank = dist.get_rank()
     job = MODES[os.environ["TEST_MODE"]]()
     torch.manual_seed(50 + job.dropout_rank)

@@ -201,7 +201,7 @@ def _join(**registered: Any) -> tmrun.Run:
 def _use_backend(name: str) -> None:
     import fake_nccl
 
-    fake_nccl.install()
+    fake_nccl.install(name)
     plain = dist.init_process_group
     dist.init_process_group = lambda _gloo, **kwargs: plain(name, **kwargs)
 

@@ -2,7 +2,8 @@
 
 Queued are the reduction of gradients (in place, and its future is complete at once) and the update. So a rank can be at its vote while its
 gradients are still being reduced; TEST_LAG_S is how long rank 0's reductions take longer. A reduction that fails leaves garbage and says
-nothing; with TEST_LOUD=1 the next synchronisation says it, once. What computes on the CPU waits for the queue first.
+nothing; with TEST_LOUD=1 the next synchronisation says it, once. With STAND_IN=cpu:nccl tmrun knows that collectives are only queued. What
+computes on the CPU waits for the queue first.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fake_nccl
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -53,7 +55,7 @@ class Queue(device.Cpu):
 
 
 DEVICE = Queue()
-device.of = lambda tensors: DEVICE
+device.of = lambda tensors, queues: DEVICE
 
 
 class QueuedSGD(torch.optim.SGD):
@@ -93,7 +95,9 @@ def main() -> None:
     parser.add_argument("--log-losses", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if backend := os.environ.get("STAND_IN"):
+        fake_nccl.install(backend)
+    dist.init_process_group(backend or "gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), gradient_as_bucket_view=True)

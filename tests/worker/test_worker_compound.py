@@ -62,6 +62,24 @@ def test_a_send_is_half_done_when_the_joiner_dies(trials: Trials) -> None:
     trials.same(job, unlogged=((1, STEP),))
 
 
+@pytest.mark.skipif(load() is None, reason="the C++ switch is not built")
+def test_the_joiner_freezes_while_its_state_comes_from_a_device(trials: Trials) -> None:
+    """Nothing of such a transfer is counted by a switch, and nothing tells its source that the other side stands still: it is let go all
+    the same, and answers while that side is still there."""
+    more = {ENV_SWITCH: "shim", "STAND_IN": "cpu:nccl", "TMRUN_TEST_PART": str(1 << 20)}
+    job = trials.make("ddp", 2, TMRUN_TEST_KILL=f"1:{STEP}:backward", TEST_WIDTH="512", **more)
+    useless, joiner = job.standby(1), job.standby(1)
+    job.start()
+    job.died(1)
+    number = prepared(job, {1: useless})
+    job.conclude(number, {1: useless}, seat=False)
+    job.expect(useless, wire.Receiving)
+    freeze(useless)
+    assert job.heal({1: joiner}) == STEP
+    kill(useless)
+    trials.same(job, unlogged=((1, STEP),))
+
+
 def test_the_source_dies_while_it_sends(trials: Trials) -> None:
     """The joiner is of no use then: two ranks are lost."""
     job = trials.make("ddp", 3, TMRUN_TEST_KILL=f"1:{STEP}:backward")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ from tmrun.worker.slot import SlotSwitch
 Make = Callable[..., Cluster]
 Same = Callable[..., None]
 MINUTE = timedelta(minutes=1)
+GPU = torch.device("cuda", 0)
 BOTH = "cpu:gloo,cuda:nccl"
 needs_shim = pytest.mark.skipif(shim.load() is None, reason="run `python -m tmrun.worker.shim` first")
 SWITCHES = ["slot", pytest.param("shim", marks=needs_shim)]
@@ -211,10 +213,9 @@ def test_an_abort_that_torch_gives_up_is_over() -> None:
 # -- building -------------------------------------------------------------------------------------------------------------------------
 def test_a_group_whose_members_pair_up_initialises_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_NCCL_LOG", str(tmp_path))
-    kinds = comm.kinds_of("g", "cpu:nccl")
-    made = [comm.build(kinds, dist.HashStore(), 0, 1, MINUTE, Like(torch.device("cpu"), None, pairwise)) for pairwise in (False, True)]
-    assert [what for *_, what, _ in notes(tmp_path, threading.main_thread().native_id or 0)] == ["made", "initialised on cpu", "made"]
-    backend: Any = made[0].backends["cpu"]
+    made = [comm.build(comm.kinds_of("g", "nccl"), dist.HashStore(), 0, 1, MINUTE, Like(GPU, None, pairwise)) for pairwise in (False, True)]
+    assert [what for *_, what, _ in notes(tmp_path, threading.main_thread().native_id or 0)] == ["made", "initialised on cuda:0", "made"]
+    backend: Any = made[0].backends["cuda"]
     assert backend.made_with.config.blocking == 1
 
 
@@ -232,6 +233,54 @@ def test_what_was_begun_is_aborted_when_initialising_fails(monkeypatch: pytest.M
     with pytest.raises(dist.DistBackendError):
         comm.build(comm.kinds_of("g", "cpu:gloo,cuda:nccl"), dist.HashStore(), 0, 1, MINUTE)
     assert aborted.wait(10)
+
+
+class Second(FakeNccl):
+    """Torch's second implementation: it connects nothing until it is reconfigured."""
+
+    peers: tuple[str, ...] = ()
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        raise AssertionError("initialised without a limit of time")
+
+    def get_reconfigure_handle(self) -> str:
+        return f"handle of {self.rank()}"
+
+    def reconfigure(self, options: Any) -> Any:
+        assert self.made_with.enable_reconfigure and (options.uuid, options.timeout) == (1, comm_gloo.BUILD_TIMEOUT)  # type: ignore[attr-defined]
+        self.peers = tuple(options.handles)
+        return SimpleNamespace(wait=lambda: note_or_fail(self))
+
+
+def note_or_fail(backend: Second) -> None:
+    if backend.rank() == 2:
+        raise dist.DistBackendError("remote process exited or there was a network error")
+
+
+@pytest.mark.parametrize("name", ["nccl2", "nccl"])
+def test_torchs_second_nccl_is_initialised_by_reconfiguration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """Under its own name, and as what torch takes for ``nccl`` when it is told to. Of three members one fails, and aborts what it began."""
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL2", Second, raising=False)
+    monkeypatch.setattr(native.c10d, "ReconfigureOptions", SimpleNamespace, raising=False)
+    monkeypatch.setenv("TEST_NCCL_LOG", str(tmp_path))
+    if name == "nccl":
+        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
+    kind, store = comm.kinds_of("g", f"cuda:{name}")["cuda"], dist.HashStore()
+
+    def end(rank: int) -> tuple[str, ...]:
+        like = Like(GPU, pairwise=True, lasting=lambda: pytest.fail("pairs have no communicators of their own here"))
+        return kind.build(store, rank, 3, MINUTE, like)[0].peers  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(3) as pool:
+        *made, failed = [pool.submit(end, rank) for rank in range(3)]
+        assert {each.result() for each in made} == {("handle of 0", "handle of 1", "handle of 2")}
+        with pytest.raises(dist.DistBackendError):
+            failed.result()
+    deadline = time.monotonic() + 20
+    while not (aborted := [what for *_, what, _ in notes(tmp_path, os.getpid()) if what == "aborted"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len(aborted) == 1
 
 
 @pytest.mark.skipif(not hasattr(torch._C._distributed_c10d, "ReconfigureOptions"), reason="torch reconfigures from 2.14 on")
@@ -260,7 +309,7 @@ def world() -> Iterator[dist.ProcessGroup]:
 
 
 def new(kinds: comm.Kinds) -> comm.Communicator:
-    return comm.build(kinds, dist.HashStore(), 0, 1, MINUTE)
+    return comm.build(kinds, dist.HashStore(), 0, 1, MINUTE, Like(GPU))
 
 
 @pytest.mark.parametrize("how", SWITCHES)
@@ -314,18 +363,49 @@ def test_a_graph_with_collectives_is_refused(monkeypatch: pytest.MonkeyPatch) ->
             pass
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    started = [3]
-    graphs.guard(lambda: started[0])
+    called = [3]
+    graphs.guard(lambda: called[0])
     graph = Graph()
     graph.capture_begin(pool=None)
-    assert not graphs.wait_for_capture(0), "whoever prepares communicators waits"
     graph.capture_end()
-    assert graphs.wait_for_capture(0)
     graph.capture_begin()
-    started[0] += 1
+    called[0] += 1
     with pytest.raises(WorkerError, match="captured with collectives in it"):
         graph.capture_end()
-    assert graphs.wait_for_capture(0)
+    with graphs.apart_from_captures(0):
+        pass
+
+
+def test_captures_and_initialisations_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = graphs._Turns()
+    turns.capture(True)
+    with pytest.raises(WorkerError, match=r"a CUDA graph has been captured for 0\.1 s"), turns.initialise(0.1):
+        pass
+    threading.Timer(0.2, turns.capture, [False]).start()
+    with turns.initialise(20), turns.initialise(20):  # several at a time
+        monkeypatch.setattr(graphs, "_HELD_S", 0.2)
+        began = time.monotonic()
+        turns.capture(True)
+        assert 0.2 <= time.monotonic() - began < 10, "it is held back, but not by what hangs"
+    turns.capture(False)
+    monkeypatch.setattr(graphs, "_HELD_S", 20)
+    with turns.initialise(0):
+        waiting = threading.Thread(target=turns.capture, args=[True])
+        waiting.start()
+        time.sleep(0.1)
+        assert not turns._capturing
+    waiting.join(10)
+    assert turns._capturing
+
+
+def test_nothing_is_initialised_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm_nccl, "BUILD_TIMEOUT", timedelta(seconds=0.1))
+    monkeypatch.setattr(graphs, "apart_from_captures", (turns := graphs._Turns()).initialise)
+    turns.capture(True)
+    with pytest.raises(WorkerError, match="no communicator can be initialised"):
+        new(comm.kinds_of("w", "nccl"))
+    turns.capture(False)
+    new(comm.kinds_of("w", "nccl"))
 
 
 # -- whole jobs -----------------------------------------------------------------------------------------------------------------------
@@ -357,9 +437,9 @@ def test_a_drain_then_a_crash(tmp_path: Path, nursery: Nursery) -> None:
         assert kept[0] == set() and len(kept[2]) == len(kept[3]) == 1, "the pair that this step did not use"
         for rank in (0, 2):
             told = notes(log, job.ranks[rank].pid)
-            assert_frees_before_use(told, stop, drained=True)
-            assert_frees_before_use(told, target, drained=False)
             seen = used(job, rank)
+            assert_frees_before_use(told, stop, seen, drained=True)
+            assert_frees_before_use(told, target, seen, drained=False)
             before, after, lost, found = seen[stop - 1], seen[stop], seen[target - 1], seen[target]
             assert {n for n in before if before[n] != after[n]} == {n for n in after if "3" in ranks_of(n)}
             assert {n for n in lost if lost[n] == found[n]} == {n for n in found if name(n) in kept[rank]}
@@ -384,20 +464,24 @@ def name(group: str) -> str:
     return group.split("/")[1]
 
 
-def assert_frees_before_use(told: list[tuple[float, int, str, int]], step: int, *, drained: bool) -> None:
-    """Around a switch: new ones were initialised, then old ones aborted, then the step ran. In a drain the first happens in the steps
-    before."""
-    begins = [i for i, (_, _, what, _) in enumerate(told) if what == f"step {step}"]
-    at = begins[-1]
-    before = next(i for i in range(at - 1, -1, -1) if told[i][2].startswith("step"))
-    within = [what for _, _, what, _ in told[before:at]]
-    assert "aborted" in within, within
-    if drained:
-        earlier = [what for _, _, what, _ in told[:before]]
-        assert any(what.startswith("initialised") for what in earlier), "prepared while training went on"
-    first_use = told[at][0]
-    old = {serial: t for t, serial, what, _ in told[before:at] if what == "aborted"}
-    assert all(t < first_use for t in old.values())
+def assert_frees_before_use(
+    told: list[tuple[float, int, str, int]], step: int, seen: dict[int, dict[str, list[str]]], *, drained: bool
+) -> None:
+    """Around a switch: every new communicator was initialised, then every old one aborted, then the step ran. In a drain the first happens
+    in the steps before."""
+
+    def of(what: str, start: int = 0) -> dict[int, int]:
+        """When it happened to each communicator."""
+        return {serial: i for i, (_, serial, said, _) in enumerate(told) if said.startswith(what) and i >= start}
+
+    at = max(i for i, (*_, what, _) in enumerate(told) if what == f"step {step}")
+    stopped = max(i for i, (*_, what, _) in enumerate(told[:at]) if what.startswith("step"))
+    changed = [n for n in seen[step] if n in seen[step - 1] and seen[step - 1][n] != seen[step][n]]
+    old, new = ({int(seen[s][n][0]) for n in changed} for s in (step - 1, step))
+    aborted, initialised = of("aborted", stopped), of("initialised")
+    assert changed and old <= aborted.keys() and new <= initialised.keys()
+    assert max(aborted[serial] for serial in old) < at, "the step ran before all memory was given back"
+    assert max(initialised[serial] for serial in new) < (stopped if drained else at)
 
 
 @pytest.mark.parametrize(("backend", "how"), [pytest.param("cpu:nccl", "shim", marks=needs_shim), (BOTH, "slot")])
@@ -419,5 +503,6 @@ def test_training_is_bitwise_the_same(cluster: Make, same: Same, nursery: Nurser
         aborted = {serial for _, serial, what, _ in notes(log, joiner.pid) if what == "aborted"}
         assert len(received) == (backend != BOTH)
         alone = [what for _, _, what, members in notes(log, joiner.pid) if members == 1]
-        assert alone[:3] == ["made", "initialised on cpu", "aborted"], "a standby loads NCCL before it waits"
+        where = "cuda:0" if backend == BOTH else "cpu"  # though the state is on the CPU in both
+        assert alone[:3] == ["made", f"initialised on {where}", "aborted"], "a standby loads NCCL before it waits"
         assert bool(received & aborted) == (joiner is drained and backend != BOTH), "the drain's own is given back"

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -20,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_agent import FakeAgent
+from fake_nccl import Queued
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
@@ -347,15 +349,16 @@ class Counting:
         self.bytes = self.in_place = 0
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
-        return self._count(tensors[0]) and self._inner.send(tensors, rank, tag)
+        self._count(tensors[0])
+        return Queued(self._inner.send(tensors, rank, tag))
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
-        return self._count(tensors[0]) and self._inner.recv(tensors, rank, tag)
+        self._count(tensors[0])
+        return Queued(self._inner.recv(tensors, rank, tag))
 
-    def _count(self, tensor: torch.Tensor) -> bool:
+    def _count(self, tensor: torch.Tensor) -> None:
         self.bytes += tensor.nbytes
         self.in_place += tensor.untyped_storage().data_ptr() in self._places and tensor.nbytes
-        return True
 
 
 @pytest.mark.parametrize("ring", [2], indirect=True)
@@ -404,6 +407,27 @@ def test_several_sources_each_send_a_share(ring: list[comm.Communicator], monkey
     assert sum(sent[:3]) == sent[3]
     assert min(sent[1:3]) > 500
     assert equal(contents(states[0]), contents(states[3]))
+
+
+@pytest.mark.parametrize("ring", [2], indirect=True)
+def test_whoever_receives_over_a_device_hears_on_the_cpu_that_its_source_has_gone(ring: list[comm.Communicator]) -> None:
+    """Its parts never come, and nobody says so."""
+    states = [State(modules={"odd": Odd()}), State(modules={"odd": Odd()})]
+    under_way = SimpleNamespace(is_completed=lambda: False)
+    never = SimpleNamespace(send=lambda *_: under_way, recv=lambda *_: under_way)
+
+    def send() -> None:
+        with pytest.raises(RuntimeError):
+            transfer.send_source(ring[0].backend, 1, states[0], {}, timedelta(seconds=0.5), direct={"cpu": never})  # type: ignore[dict-item]
+        ring[0].connection.close()
+
+    def receive() -> None:
+        with pytest.raises(RuntimeError, match="rank 0 has gone"):
+            transfer.receive_source(ring[1].backend, 0, states[1], timedelta(seconds=60), direct={"cpu": never})  # type: ignore[dict-item]
+
+    began = time.monotonic()
+    together(send, receive)
+    assert time.monotonic() - began < 30
 
 
 def test_damage_on_the_way_is_noticed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:

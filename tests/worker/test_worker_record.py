@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore
 
 from tmrun import wire
@@ -62,6 +63,25 @@ def test_calls_are_known_by_phase_and_order() -> None:
         assert [call(replay.run, give(0), torch.zeros(2)).tolist() for _ in range(2)] == [[2, 2], [3, 3]]
     assert call(replay.run, give(7), torch.zeros(2)).tolist() == [7, 7]
     assert (replay.replayed, dict(replay.synthesised)) == (5, {"all_reduce": 1})
+
+
+def test_what_torch_puts_off_is_not_recorded() -> None:
+    """Over NCCL a receive in a batch gives no Work, and nothing has arrived when it returns."""
+
+    def irecv(tensor: torch.Tensor, src: int | None = None, group: Any = None) -> None:
+        if dist.group.WORLD not in c10d._world.pg_coalesce_state:
+            tensor.fill_(5)
+
+    def first_step(run: Any) -> list[float]:
+        with c10d._coalescing_manager():
+            batched = call(run, irecv, torch.full((1,), 7.0)).item()
+        return [batched, call(run, irecv, torch.zeros(1)).item()]
+
+    recorder = record.Recorder()
+    assert first_step(recorder.run) == [7, 5]
+    assert len(recorder.tape) == 1
+    replay = record.Replay(lambda: recorder.tape)
+    assert [call(replay.run, irecv, torch.ones(1)).item() for _ in range(2)] == [0, 5], "an ordinal is an ordinal, recorded or not"
 
 
 def test_what_does_not_fit_is_synthesised() -> None:

@@ -120,7 +120,7 @@ def test_a_drain_after_an_evaluation(trials: Trials, mode: str) -> None:
 def test_a_step_without_a_loss_looks_at_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes as long as the parameters are large."""
     weight = torch.nn.Parameter(torch.zeros(3))
-    live = SimpleNamespace(hidden=0, started=0, queued=False, groups=SimpleNamespace(poisoned=False))
+    live = SimpleNamespace(hidden=0, started=0, queues=(), groups=SimpleNamespace(poisoned=False))
     state = SimpleNamespace(trained=lambda: [weight], ddps=[])
     process = SimpleNamespace(live=live, state=state, rank=1, counters=SimpleNamespace(done=5), board=SimpleNamespace(failure=None))
     looked: list[torch.Tensor] = []

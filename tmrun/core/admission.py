@@ -2,10 +2,11 @@
 
     what differs                                         verdict
     torch or tmrun of another version                    refused   layouts, numbers and messages may differ: not the same program
+    NCCL of another version                              refused   it does not connect to others
     less memory than a training worker has used          refused   it would die in the first step
     an accelerator that is broken                        refused   ``gpus``
     one that is not well                                 last      ``gpus``
-    another device or driver, another Python             last      it can do the work, though results may differ in the last bit
+    another device, driver, CUDA, cuDNN or Python        last      it can do the work, though results may differ in the last bit
     its rehearsed step takes over twice the job's step   last      a rehearsal does not wait for anybody, so this is the machine
     nothing, or nothing is known yet                     fit
 
@@ -29,7 +30,7 @@ NOTICEABLE_S = 0.02
 """Smaller differences of a step are noise."""
 COMPARED = 64
 """Machines whose accelerators a standby's are compared with: enough for a median."""
-SAME_PROGRAM = ("torch", "tmrun")
+SAME_PROGRAM = ("torch", "tmrun", "NCCL")
 
 
 class Fit(IntEnum):
@@ -79,6 +80,8 @@ def _reservation(standby: Machine, live: Sequence[Machine]) -> Verdict | None:
     aspects: tuple[tuple[str, Callable[[Machine], str]], ...] = (
         ("", lambda m: m.device),
         ("driver ", lambda m: m.driver),
+        ("CUDA ", lambda m: m.software.get("CUDA", "")),
+        ("cuDNN ", lambda m: m.software.get("cuDNN", "")),
         ("Python ", lambda m: m.software.get("python", "")),
     )
     for what, of in aspects:

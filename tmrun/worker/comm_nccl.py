@@ -135,7 +135,10 @@ class Nccl:
 
     def build(self, store: Store, rank: int, size: int, timeout: timedelta, like: Like) -> tuple[Any, Handle]:
         """See ``comm.Kind``."""
-        graphs.wait_for_capture(BUILD_TIMEOUT.total_seconds())
+        with graphs.apart_from_captures(BUILD_TIMEOUT.total_seconds()):
+            return self._build(store, rank, size, timeout, like)
+
+    def _build(self, store: Store, rank: int, size: int, timeout: timedelta, like: Like) -> tuple[Any, Handle]:
         torch_class = class_of(self.NAME)
         options = options_like(torch_class, like.options, timeout)
         options.config.blocking = 1

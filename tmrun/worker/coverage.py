@@ -6,14 +6,11 @@ taken from the device (of the process, without a GPU). May not know: who is told
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import re
-import resource
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +20,7 @@ import torch
 
 import tmrun
 from tmrun.core.model import Gpu, Machine, Rehearsal
-from tmrun.worker.device import Memory
+from tmrun.worker.device import Device, Memory
 from tmrun.worker.record import Replay, name_of
 
 _MB = 1 << 20
@@ -31,30 +28,24 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Meter:
-    """Times rehearsed steps: by this thread's CPU without a GPU, because a rehearsal gives way to everything else on its machine."""
+    """Times rehearsed steps, by the device's clock."""
 
     def __init__(self) -> None:
         self._steps: list[float] = []
         self._began = 0.0
 
-    def begin(self) -> None:
+    def begin(self, here: Device) -> None:
         """A step begins."""
-        self._began = self._now()
+        self._began = here.clock()
 
-    def end(self) -> None:
+    def end(self, here: Device) -> None:
         """It is done."""
-        self._steps.append(self._now() - self._began)
+        self._steps.append(here.clock() - self._began)
 
     @property
     def step_s(self) -> float:
         """Median, without the first, in which everything is made; 0 if there was no other."""
         return statistics.median(self._steps[1:]) if self._steps[1:] else 0.0
-
-    def _now(self) -> float:
-        if not _on_gpu():
-            return time.thread_time()
-        torch.cuda.synchronize()
-        return time.monotonic()
 
 
 def rehearsal(rank: int, seconds: float, steps: int, replay: Replay, memory: Memory | None) -> Rehearsal:
@@ -63,15 +54,23 @@ def rehearsal(rank: int, seconds: float, steps: int, replay: Replay, memory: Mem
     return Rehearsal(rank, seconds, steps, replay.replayed, dict(replay.synthesised), _graphs(), waiting)
 
 
-def machine(step_s: float, local_world: int, health: tuple[Gpu, ...] = ()) -> Machine:
-    """This process's machine."""
+def machine(here: Device, step_s: float, local_world: int, health: tuple[Gpu, ...] = ()) -> Machine:
+    """This process's machine, as far as it works on it: of a process on the CPU, no GPUs."""
     software = {"python": platform.python_version(), "torch": torch.__version__, "tmrun": tmrun.__version__}
-    if _on_gpu():
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        name, count, used = torch.cuda.get_device_name(), torch.cuda.device_count(), _gpus_used()
-        return Machine(name, _driver(), software, total // _MB, _reserved() // _MB, step_s, count, used, health)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world
-    return Machine("cpu", "", software, memory // _MB, _resident() // _MB, step_s)
+    if (memory := here.memory()) is not None:
+        name, count, used = torch.cuda.get_device_name(here.torch_device), torch.cuda.device_count(), _gpus_used()
+        software |= _libraries()
+        return Machine(name, _driver(), software, memory.total_mb, memory.peak_mb, step_s, count, used, health)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world
+    return Machine("cpu", "", software, total // _MB, here.taken() // _MB, step_s)
+
+
+def _libraries() -> dict[str, str]:
+    """Of NVIDIA, as torch loaded them; those that are there."""
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
+    cudnn = str(torch.backends.cudnn.version() or "")
+    found = {"NCCL": nccl, "cuDNN": cudnn, "CUDA": torch.version.cuda or ""}
+    return {name: version for name, version in found.items() if version}
 
 
 @dataclass
@@ -83,13 +82,16 @@ class _Before:
 class FirstStep:
     """Listens to a joiner's first live step."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, here: Device) -> None:
         self._known = set(replay.called)
-        self._before = _Before(_graphs(), _memory())
+        self._here = here
+        self._before: _Before | None = None
         self._new: set[str] = set()
 
     def begin_step(self) -> None:
-        """Nothing to do; a recorder's part."""
+        """It begins, perhaps again: what switching and the state's arrival took is no part of it."""
+        if self._before is None:
+            self._before = _Before(_graphs(), self._here.taken())
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Call a collective."""
@@ -99,17 +101,13 @@ class FirstStep:
 
     def cold(self) -> dict[str, int]:
         """What was cold, by kind; kinds that were not are left out."""
+        assert self._before is not None
         found = {
             "compiled graphs": _graphs() - self._before.graphs,
-            "MB of memory": (_memory() - self._before.memory) // _MB,
+            "MB of memory": (self._here.taken() - self._before.memory) // _MB,
             **{f"collective {name}": 1 for name in self._new},
         }
         return {kind: count for kind, count in found.items() if count > 0}
-
-
-@functools.cache
-def _on_gpu() -> bool:
-    return torch.cuda.is_available()
 
 
 def _gpus_used() -> tuple[str, ...]:
@@ -128,15 +126,3 @@ def _graphs() -> int:
     """How many graphs torch.compile has made in this process."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
-
-
-def _memory() -> int:
-    return _reserved() if _on_gpu() else _resident()
-
-
-def _reserved() -> int:
-    return torch.cuda.max_memory_reserved()
-
-
-def _resident() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

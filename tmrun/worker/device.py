@@ -8,7 +8,9 @@ May not know: steps, collectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import resource
+import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,11 +21,14 @@ _MB = 1 << 20
 
 @dataclass(frozen=True)
 class Memory:
-    """Megabytes: in tensors, kept by torch (tensors included), in use on the whole device by whomever (0: not known)."""
+    """Megabytes: in tensors, kept by torch (tensors included), in use on the whole device by whomever; the most that torch ever kept, and
+    what the whole device has. 0: not known."""
 
     allocated_mb: int
     reserved_mb: int
     device_mb: int
+    peak_mb: int = 0
+    total_mb: int = 0
 
 
 class Device(Protocol):
@@ -43,6 +48,12 @@ class Device(Protocol):
     def memory(self) -> Memory | None:
         """What is taken of it; None: there is nothing to tell."""
 
+    def taken(self) -> int:
+        """Bytes that this process ever took; never falls, and grows when what was given back is taken anew."""
+
+    def clock(self) -> float:
+        """Seconds of work, from any start: when everything queued before has run. Raises RuntimeError like ``synchronize``."""
+
 
 class Cpu:
     """Nothing is queued."""
@@ -61,6 +72,14 @@ class Cpu:
     def memory(self) -> Memory | None:
         """The process's own memory is told elsewhere."""
         return None
+
+    def taken(self) -> int:
+        """The process's highest, for nothing is given back."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+    def clock(self) -> float:
+        """This thread's CPU: a rehearsal gives way to everything else on its machine."""
+        return time.thread_time()
 
 
 class Cuda:
@@ -85,13 +104,30 @@ class Cuda:
         """See ``Device``."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         allocated, reserved = torch.cuda.memory_allocated(self.torch_device), torch.cuda.memory_reserved(self.torch_device)
-        return Memory(allocated // _MB, reserved // _MB, (total - free) // _MB)
+        peak = torch.cuda.max_memory_reserved(self.torch_device)
+        return Memory(allocated // _MB, reserved // _MB, (total - free) // _MB, peak // _MB, total // _MB)
+
+    def taken(self) -> int:
+        """See ``Device``."""
+        return int(torch.cuda.memory_stats(self.torch_device).get("reserved_bytes.all.allocated", 0))
+
+    def clock(self) -> float:
+        """See ``Device``."""
+        self.synchronize()
+        return time.monotonic()
 
 
-def of(tensors: Iterable[torch.Tensor]) -> Device:
-    """Where a process's tensors are; if none is on a GPU, the CPU, even if there is one."""
+def of(tensors: Iterable[torch.Tensor], queues: Collection[str] = ()) -> Device:
+    """Where a process's tensors are, else where its collectives are queued (``queues``: types of devices), as when a state is kept on the
+    CPU between its uses; else the CPU, even if there is a GPU. For the main thread: each has a present device of its own."""
     index = next((t.device.index for t in tensors if t.device.type == "cuda"), None)
+    if index is None and "cuda" in queues:
+        index = _present_gpu()
     return Cpu() if index is None else Cuda(index)
+
+
+def _present_gpu() -> int | None:
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
 def is_sticky(device: Device) -> bool:

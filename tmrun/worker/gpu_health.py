@@ -1,8 +1,9 @@
 """How well this process's GPU is: what nvidia-smi and the kernel's log say of it, and a short test of its own.
 
 Whatever cannot be found out (no nvidia-smi in a container, a kernel log that only root may read) is left out. Reading takes a moment, so a
-live rank has it done beside its first steps. The test multiplies and copies for some milliseconds, before the first step; it takes nothing
-from a random generator. May not know: what is good or bad (``core.gpus``), who is told.
+live rank has it done beside its first steps; a standby that waits has it done again, for a GPU may break in its sleep. The test multiplies
+and copies for some milliseconds, before the first step; it takes nothing from a random generator.
+May not know: what is good or bad (``core.gpus``), who is told.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import torch
 
-from tmrun.core.gpus import SLOWED
+from tmrun.core.gpus import SLOWED, complaints
 from tmrun.core.model import Gpu
 
 _KERNEL_LOG = Path("/dev/kmsg")
 _TIMEOUT_S = 20.0
+_AGAIN_S = 60.0
+"""How often a GPU that nobody uses is looked at."""
 _SIZE = 4096
 _COPIED = 64 << 20
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 Run = Callable[[list[str]], str]
 """A command -> its output. Raises OSError, subprocess.SubprocessError."""
+Told = Callable[[tuple[Gpu, ...]], None]
 
 
 class Probe:
@@ -52,11 +56,34 @@ class Probe:
         self._thread.join(patience_s)
         return self._found
 
+    @contextlib.contextmanager
+    def watched(self, changed: Told) -> Iterator[None]:
+        """Meanwhile, read again now and then, and say so when something else speaks against it."""
+        over = threading.Event()
+        threading.Thread(target=self._watch, args=(over, changed), name="tmrun-gpu-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _watch(self, over: threading.Event, changed: Told) -> None:
+        self._thread.join()
+        first = known = self._found
+        while not over.wait(_AGAIN_S):
+            self._read()
+            if not over.is_set() and _against(self._found, first) != _against(known, first):
+                known = self._found
+                changed(known)
+
     def _read(self) -> None:
         properties = torch.cuda.get_device_properties(self._index)
         name = str(getattr(properties, "uuid", self._index))
         gpu = read(Gpu(name, properties.name), _output, _kernel_log())
         self._found = (replace(gpu, tflops=self._rates[0], copy_gb_s=self._rates[1]),)
+
+
+def _against(now: tuple[Gpu, ...], first: tuple[Gpu, ...]) -> list[str]:
+    return [why for gpu in now for _, why in complaints(gpu, first)]
 
 
 def measure(device: torch.device) -> tuple[float, float]:

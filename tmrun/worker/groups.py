@@ -162,6 +162,8 @@ class Group:
     """What the script gave to torch for it."""
     cut: bool = False
     """Whether its connection was cut."""
+    moving: bool = False
+    """Whether a state is moved over it, by its backend itself: its switch counts nothing of that."""
     since: int | None = 0
     """The migration that made its communicator, 0 for the script; None while it is being exchanged."""
 
@@ -173,7 +175,7 @@ class Group:
     @property
     def idle(self) -> tuple[int, ...] | None:
         """See ``Switch.idle``."""
-        return self.switch.idle if self.connection.certain and not self.cut else None
+        return self.switch.idle if self.connection.certain and not (self.cut or self.moving) else None
 
     @property
     def idle_at(self) -> tuple[int, ...] | None:
@@ -228,7 +230,7 @@ class Groups:
                 group.since = None
                 group.switch.install(communicator.backends)
                 old.append(group.connection)
-                group.connection, group.cut, group.since = communicator.connection, False, migration
+                group.connection, group.cut, group.moving, group.since = communicator.connection, False, False, migration
                 self.closed.pop(group.pg, None)
         self.poisoned = False
         return old

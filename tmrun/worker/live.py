@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -61,12 +61,11 @@ class Live:
     """Set when the loop begins (``device.of``)."""
     direct: dict[str, Backend] = field(default_factory=dict)
     """After a switch, until state has moved: what all ranks now have for devices that only queue (``transfer``)."""
-    waits_for_device: bool = False
-    """Whether the main thread waits for what was queued, and may use its CPU for it."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     _anchors: list[AgentStore] = field(default_factory=list)
     _making: Making | None = None
     _lost: bool = False
+    _synchronizing: bool = False
     _failures: int = 0
 
     def clear(self) -> None:
@@ -159,6 +158,11 @@ class Live:
         return self.switching.failing
 
     @property
+    def lost(self) -> bool:
+        """Whether connections were cut since the last switch: collectives since then may have been skipped, or ended with garbage."""
+        return self._lost
+
+    @property
     def hidden_error(self) -> str:
         """The first error that was hidden from the script."""
         return self.switching.first_error
@@ -169,9 +173,9 @@ class Live:
         return self.switching.hidden
 
     @property
-    def queued(self) -> bool:
-        """Whether some group's collectives are only queued on a device when they return."""
-        return any(kind.QUEUED for group in self.groups for kind in group.kinds.values())
+    def queues(self) -> Collection[str]:
+        """Types of devices on which some group's collectives are only queued when they return."""
+        return {device for group in self.groups for device, kind in group.kinds.items() if kind.QUEUED}
 
     @property
     def started(self) -> int:
@@ -231,7 +235,7 @@ class Live:
         Before a vote, and before state is read or put back. Raises RuntimeError when something of it failed; ends the process when the
         device does not work any more for it, which nothing in this process can mend.
         """
-        self.waits_for_device = True
+        self._synchronizing = True
         try:
             self.device.synchronize()
         except RuntimeError as error:
@@ -239,10 +243,15 @@ class Live:
                 fence(f"rank {self.who.rank} has lost its device: {str(error).splitlines()[0]}")
             raise
         finally:
-            self.waits_for_device = False
+            self._synchronizing = False
         with self.lock:
             if not self._lost:
                 self.groups.complete()
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether the main thread waits for what was queued, and may use its CPU for it."""
+        return self._synchronizing or bool(self.direct)
 
     # -- switching ------------------------------------------------------------------------------------------------------------------
     def settle(self) -> None:
@@ -288,8 +297,17 @@ class Live:
         for group in self.groups:
             new = built.groups.get(group.name)
             if new is not None and len(group.ranks) == self.who.world:
-                return {device: backend for device, backend in new.backends.items() if group.kinds[device].QUEUED}
+                found = {device: backend for device, backend in new.backends.items() if group.kinds[device].QUEUED}
+                group.moving = bool(found)
+                return found
         return {}
+
+    def state_moved(self) -> None:
+        """Nobody needs ``direct`` any more: from here on the switch counts all that goes over that communicator."""
+        with self.lock:
+            self.direct = {}
+            for group in self.groups:
+                group.moving = False
 
     def _come_to_rest(self) -> None:
         """No kernel of an aborted communicator, and nothing queued behind it, may run once state is put back."""

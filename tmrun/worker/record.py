@@ -9,7 +9,8 @@ same calls under the same names, though its groups are others. Every rehearsed s
                 objects, if they are plain values (``values``): nothing is ever unpickled here
     in part     tensors larger than TMRUN_RECORD_BYTES: their beginning, which is repeated. They steer nothing, but values out of the air
                 (zeros, the rank's own, old memory) end in NaN and failed assertions: see docs/standbys.md
-    not         DDP's gradients and what is compiled: synthesised (``sandbox``)
+    not         DDP's gradients and what is compiled; calls that torch collects and makes at once later (a batch of sends and receives
+                over NCCL, a coalesced reduction), for their outputs come when nobody listens: synthesised (``sandbox``)
 
 After the first step the recorder is gone. Tapes go to the job's store: those of the ranks that standbys rehearse first, and for each role
 (ranks whose state looks alike) the one of the first rank that finds the role's key free.
@@ -142,6 +143,8 @@ class Recorder:
         outputs, group = found
         self._calls += 1
         keep = functools.partial(self._keep, self._names.next(name_of(call), group), outputs)
+        if _is_collected(group):
+            return result
         if isinstance(result, dist.Work):
             return _Watched(result, keep)
         keep()
@@ -243,6 +246,11 @@ def _outputs(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], res
     group = bound.get("group") or c10d._get_default_group()
     name = group.group_name if isinstance(group, dist.ProcessGroup) else str(group)
     return ([target] if call.__name__.endswith(("_object", "_object_list")) or isinstance(target, torch.Tensor) else list(target)), name
+
+
+def _is_collected(group: str) -> bool:
+    """Whether calls on a group are put off, because the script is in torch's coalescing manager for it."""
+    return any(pg.group_name == group for pg in c10d._world.pg_coalesce_state)
 
 
 def _settled(output: Any, largest: int) -> Any:

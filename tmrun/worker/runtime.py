@@ -239,7 +239,9 @@ class Runtime:
             raise WorkerError(f"run.steps() {process.phase.value}: {hint}")
         process.state.encoded_objects()  # complain now about what cannot travel, not in a crash
         process.total, process.phase = total, Phase.LOOP
-        process.live.device = here = device.of(t for owned in process.state.tensors().values() for t in owned.values())
+        process.live.device = here = device.of(
+            (t for owned in process.state.tensors().values() for t in owned.values()), process.live.queues
+        )
         if here.torch_device.type == "cuda" and process.probe is None:
             process.probe = gpu_health.Probe(here.torch_device.index).start()
         process.snapshots.place(process.rank, process.world, process.who.local_world)
@@ -318,7 +320,7 @@ class Runtime:
         if tape is not None:
             tape.begin_step()
         if self.sandboxed:
-            self._process.meter.begin()
+            self._process.meter.begin(self._process.live.device)
         else:
             self._process.pace.begin()
             self._process.pulse.begin(self._process.who.epoch, int(step), self._process.live.groups, self._process.world)
@@ -331,7 +333,7 @@ class Runtime:
         assert current is not None, int(step)
         try:
             if self.sandboxed:
-                self._process.meter.end()
+                self._process.meter.end(self._process.live.device)
                 return False
             if error is None and not current.voted:
                 error = self._vote_at_the_end(current)
@@ -398,7 +400,9 @@ class Runtime:
             epoch, redo_s, pause_s = resumed
             process.link.send(wire.Resumed(epoch, number, redo_s, pause_s, cold))
         if process.counters.done == _MEASURED_STEPS:
-            process.link.send(wire.Measured(coverage.machine(process.pace.step_s, process.who.local_world, process.gpus(0))))
+            process.link.send(
+                wire.Measured(coverage.machine(process.live.device, process.pace.step_s, process.who.local_world, process.gpus(0)))
+            )
 
     def _first_step_done(self) -> dict[str, int]:
         """Nobody listens to collectives from here on. What was cold in a joiner's first step."""
@@ -457,7 +461,7 @@ class Runtime:
         except RuntimeError as error:
             raise VoteBroken(f"the device failed: {error}") from error
         process.note_hidden()
-        if process.board.failure is not None or process.trouble is not None:
+        if process.board.failure is not None or process.trouble is not None or process.live.lost:
             raise VoteBroken("a failure was noticed before the vote")
         drain = process.board.drain
         ready = drain.id if drain is not None and drain.ready and process.counters.since_reset >= SETTLED_STEPS else 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 from tmrun import wire
 from tmrun.core.watchdog import Place
@@ -33,13 +34,16 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     process.state.drop_gradients()
     live.device.trim()
     report = coverage.rehearsal(process.rank, rehearsed_s, SETTLED_STEPS, replay, live.device.memory())
-    process.link.send(wire.Warm(coverage.machine(process.meter.step_s, process.who.local_world, process.gpus(_READING_S)), report))
+    process.link.send(
+        wire.Warm(coverage.machine(live.device, process.meter.step_s, process.who.local_world, process.gpus(_READING_S)), report)
+    )
     process.pulse.at(Place.PARKED)
-    pending, phases = _await_commit(process)
+    with _watched(process):
+        pending, phases = _await_commit(process)
     commit = pending.commit
     assert commit is not None
     redirection.restore()  # before anything can go wrong that people have to see
-    process.sandboxed, process.replay, process.recorder = False, None, coverage.FirstStep(replay)
+    process.sandboxed, process.replay, process.recorder = False, None, coverage.FirstStep(replay, live.device)
     process.counters = Counters(SETTLED_STEPS)  # from here on another failure's Prepare is ours to answer, as a stayer
     process.live.publish()
     _name_own_groups(pending)
@@ -49,7 +53,7 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     began = time.monotonic()
     try:
         received = _receive(process, pending, commit)
-        process.live.direct = {}
+        process.live.state_moved()
     except RuntimeError as error:  # whoever sent it is gone: not the script's fault, another joiner may be luckier
         fence(f"rank {process.rank} could not receive its state: {error}")
     phases["state"] = time.monotonic() - began
@@ -59,6 +63,14 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     process.pace.switched(commit.epoch, redo=False)
     process.link.send(wire.Switched(commit.epoch, commit.target, phases, received))
     return commit.target
+
+
+def _watched(process: Process) -> AbstractContextManager[None]:
+    """While it waits: the agent hears when its GPU is not what it was."""
+    if process.probe is None:
+        return nullcontext()
+    here, step_s, local_world = process.live.device, process.meter.step_s, process.who.local_world
+    return process.probe.watched(lambda health: process.link.send(wire.Measured(coverage.machine(here, step_s, local_world, health))))
 
 
 def _name_own_groups(pending: Pending) -> None:

@@ -52,7 +52,7 @@ def stop_here(process: Process, pending: Pending, number: int) -> None:
         _leave(process, pending, number)
     process.ledger.switched()
     switch_s = process.live.install(pending, process.board)
-    process.live.direct = {}
+    process.live.state_moved()
     handover.restart_snapshots(process, number)
     process.pulse.switched()
     process.pace.switched(pending.commit.epoch, redo=False)
@@ -154,7 +154,7 @@ def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None
     handover.restart_snapshots(process, commit.target)
     began = time.monotonic()
     sent = handover.feed(process, pending, commit)
-    process.live.direct = {}
+    process.live.state_moved()
     # a peer that vanished without a word shows only as a step that does not end
     sign = min(trouble.since, process.pace.overdue_at) if trouble else process.pace.overdue_at
     phases = {

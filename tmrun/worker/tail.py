@@ -59,7 +59,7 @@ class Tail:
         hidden = self._process.live.hidden
         try:
             result = call()
-            if not self._process.live.queued and getattr(original, "__name__", "") not in _PAIRWISE:
+            if not self._process.live.queues and getattr(original, "__name__", "") not in _PAIRWISE:
                 _finish(result)
             return result
         finally:
@@ -97,7 +97,7 @@ class Tail:
         """The block is over. Raises WorkerError if skipped communication went into parameters."""
         while self._hooks:
             self._hooks.pop().remove()
-        if self._seen is None or not (self._process.live.queued or self._is_broken(complete=False)):
+        if self._seen is None or not (self._process.live.queues or self._is_broken(complete=False)):
             return  # the usual step, in which nothing is to be looked at
         changed = self._seen != self._signs() or (self._contents is not None and self._contents != self._digests())
         given = not {_address(p) for p in self._process.state.trained()}.isdisjoint(self._given)
@@ -108,7 +108,7 @@ class Tail:
     def _is_broken(self, *, complete: bool) -> bool:
         """Whether anything was skipped. What is only queued on a device has to run before that is known."""
         live = self._process.live
-        if complete and live.queued:
+        if complete and live.queues:
             try:
                 live.complete()
             except RuntimeError:

@@ -6,6 +6,7 @@ cost twenty times as much). Everything goes over the control backend, but for th
 (``Direct``): these never touch the CPU. The next parts are under way while one is summed. The receiver compares layouts first,
 copies in place, and checks the digest. Several sources that hold the same parameters each send their share of the parts (buffers, which may
 differ, come from the first), every one with a digest of its own; in a drain it sends the digest back, and only then may the leaver go.
+A device's backend may never tell that its peer has gone: while parts come over one, whoever receives listens on the control backend too.
 May not know: when this happens, what the trees contain.
 """
 
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -132,18 +135,18 @@ def _send(backend: Backend, to: int, tree: dict[str, Any], parts: Iterable[Carri
 
 def _send_parts(backend: Backend, to: int, parts: Iterable[Carried], digest: hashlib.blake2b, patience: timedelta) -> int:
     total = ahead = 0
-    under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
+    under_way: deque[tuple[dist.Work, torch.Tensor, Wait]] = deque()
     for carrier, part in parts:
-        under_way.append((carrier.send([part], to, _TENSORS), part))
+        under_way.append((carrier.send([part], to, _TENSORS), part, _wait if carrier is backend else _poll))
         digest.update(values.sums(part))
         total += part.numel()
         ahead += part.numel()
         while ahead - under_way[0][1].numel() > _AHEAD:
-            work, oldest = under_way.popleft()
-            _wait(work, oldest, patience)
+            work, oldest, wait = under_way.popleft()
+            wait(work, patience)
             ahead -= oldest.numel()
-    for work, part in under_way:
-        _wait(work, part, patience)
+    for work, _, wait in under_way:
+        wait(work, patience)
     backend.send([_tensor(digest.digest())], to, _DIGEST).wait(patience)
     return total
 
@@ -168,35 +171,79 @@ def receive_source(
     state.adopt(tree["layout"])
     image = Image(state, tree["layout"])
     digests = {sender: digest, **{other: hashlib.blake2b(digest_size=16) for other in tree.get("sources", ()) if other != sender}}
+    theirs = {source: _Digest(backend, source, digest.digest_size, patience) for source in digests}
+    if direct:
+        for each in theirs.values():
+            each.listen()
     done = 0
     with torch.no_grad():
-        for source, part, buffer in _receive_parts(backend, direct, list(digests), image, patience):
+        for source, part, buffer in _receive_parts(backend, direct, theirs, image, patience):
             digests[source].update(values.sums(buffer))
             image.write(part, buffer)
             done += buffer.numel()
             if told is not None:
                 told(done, image.total)
     for source, ours in digests.items():
-        theirs = torch.empty(ours.digest_size, dtype=torch.uint8)
-        backend.recv([theirs], source, _DIGEST).wait(patience)
-        if values.tensor_bytes(theirs) != ours.digest():
+        if theirs[source].result() != ours.digest():
             raise WorkerError(f"the state from rank {source} arrived damaged")
     state.put_rest(tree["rest"])
     return tree, len(body) + done, digest.digest()
+
+
+class _Digest:
+    """What a source says on the control backend after its last part. ``listen``: from now on, so that ``check`` knows when it has gone."""
+
+    def __init__(self, control: Backend, source: int, size: int, patience: timedelta) -> None:
+        self._control, self._source, self._patience = control, source, patience
+        self._buffer = torch.empty(size, dtype=torch.uint8)
+        self._listener: threading.Thread | None = None
+        self._error: RuntimeError | None = None
+
+    def listen(self) -> None:
+        """On a thread of its own, for as long as it takes."""
+        self._listener = threading.Thread(target=self._listen, name="tmrun-listen", daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        try:
+            self._receive(LONG)
+        except RuntimeError as error:
+            self._error = error
+
+    def _receive(self, patience: timedelta) -> None:
+        self._control.recv([self._buffer], self._source, _DIGEST).wait(patience)
+
+    def check(self) -> None:
+        """Raises RuntimeError when the source has gone, as far as is known."""
+        if self._error is not None:
+            raise dist.DistBackendError(f"rank {self._source} has gone: {self._error}")
+
+    def result(self) -> bytes:
+        """Wait for it. Raises RuntimeError when it does not come."""
+        if self._listener is None:
+            self._receive(self._patience)
+        else:
+            self._listener.join(self._patience.total_seconds())
+            self.check()
+            if self._listener.is_alive():
+                raise dist.DistBackendError(f"rank {self._source} did not end its part of the state")
+        return values.tensor_bytes(self._buffer)
 
 
 Asked = tuple[int, list[Span], torch.Tensor]
 """From whom, what, where to."""
 
 
-def _receive_parts(control: Backend, direct: Direct, sources: Sequence[int], image: Image, patience: timedelta) -> Iterator[Asked]:
+def _receive_parts(control: Backend, direct: Direct, digests: Mapping[int, _Digest], image: Image, patience: timedelta) -> Iterator[Asked]:
     """Every part, once it arrived; the next ones are asked for ahead, so that no sender need wait."""
-    under_way: deque[tuple[dist.Work, Asked]] = deque()
-    ahead = 0
+    under_way: deque[tuple[dist.Work, Asked, Wait]] = deque()
+    sources, ahead = list(digests), 0
     for part, which in zip(image.parts, image.dealt(len(sources)), strict=True):
         carrier = direct.get(image.where(part), control)
         buffer = image.room(part, in_place=carrier is not control)
-        under_way.append((carrier.recv([buffer], sources[which], _TENSORS), (sources[which], part, buffer)))
+        source = sources[which]
+        wait = _wait if carrier is control else partial(_poll, check=digests[source].check)
+        under_way.append((carrier.recv([buffer], source, _TENSORS), (source, part, buffer), wait))
         ahead += buffer.numel()
         while ahead - under_way[0][1][2].numel() > _AHEAD * len(sources):
             asked = _arrived(*under_way.popleft(), patience)
@@ -206,18 +253,25 @@ def _receive_parts(control: Backend, direct: Direct, sources: Sequence[int], ima
         yield _arrived(*under_way.popleft(), patience)
 
 
-def _arrived(work: dist.Work, asked: Asked, patience: timedelta) -> Asked:
-    _wait(work, asked[2], patience)
+Wait = Callable[[dist.Work, timedelta], None]
+"""For one part. Raises RuntimeError."""
+
+
+def _arrived(work: dist.Work, asked: Asked, wait: Wait, patience: timedelta) -> Asked:
+    wait(work, patience)
     return asked
 
 
-def _wait(work: dist.Work, part: torch.Tensor, patience: timedelta) -> None:
-    """Wait for one part. On a device, where torch would look every 10 ms only: longer than a part takes. Raises RuntimeError."""
-    if part.device.type == "cpu":
-        work.wait(patience)
-        return
+def _wait(work: dist.Work, patience: timedelta) -> None:
+    """On the control backend."""
+    work.wait(patience)
+
+
+def _poll(work: dist.Work, patience: timedelta, check: Callable[[], None] = lambda: None) -> None:
+    """On a device, where torch would look every 10 ms only: longer than a part takes. Raises what ``check`` does."""
     deadline = time.monotonic() + patience.total_seconds()
     while not work.is_completed():
+        check()
         if time.monotonic() > deadline:
             raise dist.DistBackendError(f"a part of the state took longer than {patience.total_seconds():g} s")
         time.sleep(_LOOK_S)
