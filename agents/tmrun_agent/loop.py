@@ -173,8 +173,9 @@ class Agent:
                 self._interrupt(number)
 
     def _interrupt(self, number: int) -> None:
-        """The first SIGTERM asks for a drain, as a preemption does; everything else means now."""
-        if number != signal.SIGTERM or self._term_at:
+        """SIGTERM asks for a drain, as a preemption does, also if it comes twice (from the launcher, and from a scheduler that sends it to
+        every process); everything else means now."""
+        if number != signal.SIGTERM:
             self.lease.interrupted = number
         self._leaving, self._term_at = "SIGTERM", self._term_at or time.monotonic()
 

@@ -178,6 +178,14 @@ def test_an_agent_that_has_given_the_store_up_is_believed(launcher: Launcher, st
             look(launcher)
 
 
+def test_it_is_started_again_if_the_store_answers_by_then(launcher: Launcher) -> None:
+    with _agent(launcher, "echo; exit 6") as agent:
+        agent.wait(60)
+        launcher._started["a"] = 0.0
+        assert look(launcher) is None
+        assert list(launcher._again) == ["a"]
+
+
 def _agent(launcher: Launcher, script: str) -> subprocess.Popen[bytes]:
     """A shell in its place, that is ready."""
     agent = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)

@@ -10,7 +10,24 @@ from test_core import KEYS, running, seat, snapshot
 from tmrun.core import codec, coordinator, drains, node, preemption, reconcile
 from tmrun.core.decision import Decision, Timers
 from tmrun.core.membership import Job
-from tmrun.core.model import Admin, Cause, End, Host, JobState, Leader, Operation, OpState, Pause, Term, Trouble, Verb
+from tmrun.core.model import (
+    Admin,
+    Cause,
+    End,
+    Host,
+    JobState,
+    Kind,
+    Leader,
+    Move,
+    Operation,
+    OpState,
+    Pause,
+    RankMap,
+    Run,
+    Term,
+    Trouble,
+    Verb,
+)
 from tmrun.core.txn import Put, Txn
 
 ME = seat("a")
@@ -96,6 +113,15 @@ def test_ranks_are_handed_over_where_that_is_possible_and_else_given_up_at_once(
         assert (op.verb, op.gently) == (Verb.REPLACE, True)
 
 
+def test_another_handover_is_not_disturbed() -> None:
+    """Two hosts are shut down and one standby was there: the second one's ranks are given up once the first one's have moved."""
+    moved = (Move(1, seat("b"), seat("s")),)
+    second = running(*shut_down("a", "b"), (KEYS.map(1), RankMap(1, Kind.DRAIN, (seat("a"), seat("s")), 1, moves=moved)))
+    assert "no standby" not in decide(second).say, "s has not taken over yet"
+    there = replace(second.runs[1], value=Run(1, Host("s"), seat("s").incarnation, 1, (1, 2), True))
+    assert decide(replace(second, runs={**second.runs, 1: there})).say.startswith("a: no standby is warm")
+
+
 def test_a_pause_keeps_an_operators_drain_from_being_forced_but_no_machine_from_going() -> None:
     paused = replace(running(*shut_down("a"), hosts=("a", "b")), pause=Pause())
     assert decide(paused).say.startswith("a: no standby is warm")
@@ -131,6 +157,16 @@ def test_an_end_by_the_agent_itself_is_no_fault_either() -> None:
     assert isinstance(said, node.Submit)
     (trouble,) = [codec.decode(Trouble, o.value) for o in said.txn.ops if isinstance(o, Put)]
     assert (trouble.software, trouble.text) == (False, killed)
+
+
+def test_workers_that_heard_of_it_before_their_agent_did_are_no_fault_either() -> None:
+    """A scheduler may send SIGTERM to every process of a host, and a script end with any code then."""
+    group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (1, 2), killed="a worker of this node failed", exits={0: 1, 1: 143})
+    for more, cause in (({}, Cause.LOST), ({"prompt": False}, Cause.PROGRAM)):
+        said = reconcile.reconcile(node.Node(ME, 1, group, 1), running(*shut_down("a", **more)))
+        assert isinstance(said, node.Submit)
+        (trouble,) = [codec.decode(Trouble, o.value) for o in said.txn.ops if isinstance(o, Put)]
+        assert trouble.cause is cause
 
 
 def test_the_job_is_stopped_when_every_host_goes() -> None:

@@ -414,7 +414,6 @@ class Launcher:
         return not self.own.members and any(host not in self.wanted.where.hosts for host in self._read().members)
 
     def _depart(self, why: str) -> None:
-        """Once: a second SIGTERM would end an agent's workers at once."""
         if self.departing:
             return
         self.departing = True
@@ -446,8 +445,8 @@ class Launcher:
         bury(self.store, self.keys, value.host, value.incarnation)
 
     def _plan_return(self, host: str, code: int) -> None:
-        """Who was killed comes back as a new life, if it can; who ended by itself had a reason."""
-        if code >= 0:
+        """Who was killed comes back as a new life, if it can, and who had given up a store that answers now; others had a reason."""
+        if code >= 0 and code != GAVE_UP:
             return
         lives = self._lives.setdefault(host, [])
         lives.append(time.monotonic() - self._started[host])

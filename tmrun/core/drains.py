@@ -69,8 +69,8 @@ def force(job: Job, timers: Timers, now: float) -> Decision | None:
 
 def _stranded(job: Job, op: Operation) -> str:
     """Why nobody could take the ranks over now, if that is what the request does not want to wait for."""
-    if not op.prompt or job.open_migration is not None:
-        return ""
+    if not op.prompt or job.open_migration is not None or losses.taking_over(job):
+        return ""  # what is under way must not be disturbed
     if not (job.movable or job.told.movable):
         return f"{', '.join(op.hosts)}: a script without run.steps cannot be handed over"
     return "" if planner.standbys(job) else f"{', '.join(op.hosts)}: no standby is warm"

@@ -56,10 +56,9 @@ def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     local, code = next(((r, c) for r, c in ended.items() if r not in group.echoes), next(iter(ended.items()), (0, 1)))
     text = group.errors.get(local) or (f"killed by signal {code - 128}" if code > 128 else f"exit code {code}")
     rank = job.spec.ranks(group.slot)[local]
-    order = job.replacement(node.me.host)
-    if order is not None or group.killed.startswith(preemption.GOES_AWAY):  # whatever the workers made of it
-        why = preemption.given_up(order) if order is not None else group.killed
-        return _trouble_of(node, job, group, rank, KILLED, why, Cause.LOST, echo=False)
+    away = preemption.taken_away(job, node.me.host) or (group.killed if group.killed.startswith(preemption.GOES_AWAY) else "")
+    if away:  # whatever the workers made of it
+        return _trouble_of(node, job, group, rank, KILLED, away, Cause.LOST, echo=False)
     hung = job.evicted(node.me)
     if hung is not None and group.killed == hung.text:
         return _trouble_of(node, job, group, hung.rank, code, hung.text, Cause.HANG, echo=False)

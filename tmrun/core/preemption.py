@@ -55,14 +55,23 @@ def given_up(op: Operation) -> str:
     return op.reason if op.reason.startswith(GOES_AWAY) else f"replaced by an operator ({op.reason})"
 
 
+def taken_away(job: Job, host: Host) -> str:
+    """Why its workers end now, for people; empty: not because anybody wants it."""
+    order = job.replacement(host)
+    if order is not None:
+        return given_up(order)
+    return job.admins[host].reason if shut_down(job, host) else ""
+
+
 def abandoned(job: Job) -> bool:
     """Every host that holds ranks, or could take some, is shut down or has been: nobody is to go on. Needs a snapshot of everything."""
     seated = {s.host for s in job.map.seats} if job.map is not None else set()
     hosts = job.members.keys() | seated
-    return bool(hosts) and all(_shut_down(job, host) for host in hosts)
+    return bool(hosts) and all(shut_down(job, host) for host in hosts)
 
 
-def _shut_down(job: Job, host: Host) -> bool:
+def shut_down(job: Job, host: Host) -> bool:
+    """Whether its machine has got SIGTERM."""
     admin = job.admins.get(host)
     op = job.ops.get(admin.op) if admin is not None and admin.draining else None
     return op is not None and op.prompt
