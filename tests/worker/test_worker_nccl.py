@@ -21,6 +21,7 @@ import torch.distributed.distributed_c10d as c10d
 from cluster import Cluster
 from fake_nccl import FakeNccl, Options, notes
 from nursery import Nursery
+from torch._C._distributed_c10d import FakeProcessGroup
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
@@ -29,7 +30,7 @@ from tmrun.worker.build import Build, Plan, Role, Status
 from tmrun.worker.comm import Like
 from tmrun.worker.comm_nccl import Handle
 from tmrun.worker.groups import ENV_SWITCH
-from tmrun.worker.shim import ShimSwitch
+from tmrun.worker.shim import ShimSwitch, ShimSwitching
 from tmrun.worker.slot import SlotSwitch
 
 Make = Callable[..., Cluster]
@@ -353,6 +354,25 @@ def test_what_is_queued_counts_as_done_only_when_the_device_says_so(monkeypatch:
         dist.destroy_process_group()
 
 
+@needs_shim
+def test_what_goes_in_a_batch_needs_no_connections_of_its_own(world: dist.ProcessGroup) -> None:
+    """NCCL sends a batch over the group's communicator, so such a group is initialised beforehand. Only NCCL's part of a group counts."""
+    switch, tensors = ShimSwitch(shim.load(), world, comm.kinds_of("w", BOTH), fake=False), [torch.ones(1)]
+    gloo, nccl = switch._shims
+    nccl.swap(FakeProcessGroup._create_internal(0, 1))
+    gloo.swap(FakeProcessGroup._create_internal(0, 1))
+    gloo.send(tensors, 0, 0)
+    nccl._start_coalescing()
+    nccl.recv(tensors, 0, 0)
+    nccl.send(tensors, 0, 0)
+    nccl._end_coalescing()
+    assert switch.idle is None and not switch.pairwise
+    nccl.send(tensors, 0, 0)
+    assert switch.pairwise
+    switch.install(new(comm.kinds_of("w", BOTH)).backends)
+    assert switch.pairwise and switch.idle == (0, 0)
+
+
 # -- graphs ---------------------------------------------------------------------------------------------------------------------------
 def test_a_graph_with_collectives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Graph:
@@ -406,6 +426,21 @@ def test_nothing_is_initialised_while_a_graph_is_captured(monkeypatch: pytest.Mo
         new(comm.kinds_of("w", "nccl"))
     turns.capture(False)
     new(comm.kinds_of("w", "nccl"))
+
+
+@needs_shim
+def test_a_graph_with_collectives_is_found_in_a_rehearsal_too() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    switching = ShimSwitching(shim.load())
+    try:
+        assert dist.group.WORLD is not None
+        switching.rehearse(True)
+        switch = switching.new(dist.group.WORLD, comm.CONTROL, fake=True)
+        dist.all_reduce(torch.ones(1))
+        assert (switch.called, switch.started, switch.idle) == (1, 0, (0,))
+    finally:
+        switching.rehearse(False)
+        dist.destroy_process_group()
 
 
 # -- whole jobs -----------------------------------------------------------------------------------------------------------------------

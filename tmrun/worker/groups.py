@@ -71,11 +71,15 @@ class Switch(Protocol):
 
     @property
     def pairwise(self) -> bool:
-        """Whether members have sent or received on their own, or may have."""
+        """Whether members have sent or received on their own over a queued backend, or may have."""
 
     @property
     def started(self) -> int:
         """How many collectives were started on this communicator; callable from any thread."""
+
+    @property
+    def called(self) -> int:
+        """How often the group was told to communicate in any way since its last exchange, though nothing may have come of it."""
 
 
 class Switching(Protocol):

@@ -51,7 +51,7 @@ def install(runtime: Runtime) -> None:
     _catch_ddp(runtime)
     register_optimizer_step_pre_hook(lambda optimizer, *_: runtime.before_update(optimizer))
     register_optimizer_step_post_hook(lambda *_: runtime.after_update())
-    graphs.guard(lambda: runtime.collectives_started)
+    graphs.guard(lambda: runtime.calls)
     for name in (*_TENSOR_COLLECTIVES, *sandbox.OBJECT_COLLECTIVES):
         if hasattr(dist, name):
             setattr(dist, name, _guarded(runtime, getattr(dist, name), sandbox.OBJECT_COLLECTIVES.get(name)))

@@ -60,7 +60,7 @@ class Live:
     device: Device = field(default_factory=device.Cpu)
     """Set when the loop begins (``device.of``)."""
     direct: dict[str, Backend] = field(default_factory=dict)
-    """After a switch, until state has moved: what all ranks now have for devices that only queue (``transfer``)."""
+    """After a failure's switch, until state has moved: what all ranks now have for devices that only queue (``transfer``)."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     _anchors: list[AgentStore] = field(default_factory=list)
     _making: Making | None = None
@@ -182,6 +182,11 @@ class Live:
         """Collectives started, in all groups."""
         return sum(group.switch.started for group in self.groups)
 
+    @property
+    def called(self) -> int:
+        """How often all groups were told to communicate."""
+        return sum(group.switch.called for group in self.groups)
+
     def arm(self, on: bool) -> None:
         """A step's block begins or ends."""
         self.switching.arm(on)
@@ -279,7 +284,7 @@ class Live:
             old, retired = self.groups.install(built.groups, pending.id), self.control
             assert built.control is not None
             self.control, built.control = self.switching.own(built.control), None
-            self.direct = self._direct(built)
+            self.direct = self._direct(built) if pending.failure and not pending.commit.rollback else {}
             self._close_lost(built, pending)
             self.switching.rehearse(False)
             self.switching.fail(False)

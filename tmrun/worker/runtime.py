@@ -209,9 +209,9 @@ class Runtime:
         return not self.sandboxed and self._process.live.set_timeout(pg, timeout)
 
     @property
-    def collectives_started(self) -> int:
-        """In all groups."""
-        return self._process.live.started
+    def calls(self) -> int:
+        """How often groups were told to communicate."""
+        return self._process.live.called
 
     def remove_group(self, pg: dist.ProcessGroup | None) -> None:
         """User code destroys a process group; None: all of them."""

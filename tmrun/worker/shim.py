@@ -159,23 +159,29 @@ class ShimSwitch:
     def idle(self) -> tuple[int, ...] | None:
         """Collectives started, if all completed and nothing went point to point."""
         counts = [shim.counts() for shim in self._shims]
-        done = all(completed == started and not failed and not p2p for started, completed, failed, p2p in counts)
-        return tuple(started for started, *_ in counts) if done else None
+        done = all(each["completed"] == each["started"] and not each["failed"] and not each["p2p"] for each in counts)
+        return tuple(each["started"] for each in counts) if done else None
 
     @property
     def settled(self) -> bool:
         """Whether no collective is under way."""
-        return all(completed + failed >= started for started, completed, failed, _ in (shim.counts() for shim in self._shims))
+        return all(each["completed"] + each["failed"] >= each["started"] for each in (shim.counts() for shim in self._shims))
 
     @property
     def pairwise(self) -> bool:
-        """Whether anything ever went point to point."""
-        return self._was_pairwise or any(shim.counts()[3] for shim in self._shims)
+        """Whether anything ever went point to point, outside a batch, where that makes a difference."""
+        queued = [shim for shim, (kind, _) in zip(self._shims, self._parts, strict=True) if kind.QUEUED]
+        return self._was_pairwise or any(shim.counts()["pairwise"] for shim in queued)
 
     @property
     def started(self) -> int:
         """Collectives started."""
-        return sum(int(shim.counts()[0]) for shim in self._shims)
+        return sum(int(shim.counts()["started"]) for shim in self._shims)
+
+    @property
+    def called(self) -> int:
+        """Operations of any kind, of a rehearsal too."""
+        return sum(int(shim.counts()["called"]) for shim in self._shims)
 
 
 class ShimSwitching:

@@ -52,7 +52,6 @@ def stop_here(process: Process, pending: Pending, number: int) -> None:
         _leave(process, pending, number)
     process.ledger.switched()
     switch_s = process.live.install(pending, process.board)
-    process.live.state_moved()
     handover.restart_snapshots(process, number)
     process.pulse.switched()
     process.pace.switched(pending.commit.epoch, redo=False)

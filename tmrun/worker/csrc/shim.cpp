@@ -63,7 +63,9 @@ State& state() {
 }
 
 struct Counts {
-  std::atomic<int64_t> started{0}, completed{0}, failed{0}, p2p{0};
+  std::atomic<int64_t> started{0}, completed{0}, failed{0};  // collectives
+  std::atomic<int64_t> p2p{0}, pairwise{0};                  // sends and receives, and those of them outside a batch
+  std::atomic<int64_t> called{0};                            // anything, whether it was forwarded or not
 };
 using CountsPtr = std::shared_ptr<Counts>;
 
@@ -447,6 +449,7 @@ struct Shim : Backend {
   bool enter(BackendPtr& to, CountsPtr& counts, bool p2p) {
     std::lock_guard<std::mutex> process(state().mutex);
     std::lock_guard<std::mutex> guard(mutex_);
+    counts_->called++;
     if (!own_ && (state().rehearsing || (state().failing && state().armed))) {
       if (!state().rehearsing) state().hidden++;
       return false;
@@ -457,6 +460,7 @@ struct Shim : Backend {
     to = inner_;
     counts = counts_;
     (p2p ? counts->p2p : counts->started)++;
+    if (p2p && !coalescing_) counts->pairwise++;
     return true;
   }
   // Sends and receives are counted, not followed: ranks take different parts in them. gloo's reduce_scatter has no future, and does its
@@ -500,9 +504,12 @@ struct Shim : Backend {
   }
 };
 
-py::tuple counts_of(const Shim& shim) {
+py::dict counts_of(const Shim& shim) {
+  using namespace py::literals;
   auto counts = shim.counts();
-  return py::make_tuple(counts->started.load(), counts->completed.load(), counts->failed.load(), counts->p2p.load());
+  return py::dict(
+      "started"_a = counts->started.load(), "completed"_a = counts->completed.load(), "failed"_a = counts->failed.load(),
+      "p2p"_a = counts->p2p.load(), "pairwise"_a = counts->pairwise.load(), "called"_a = counts->called.load());
 }
 
 }  // namespace
