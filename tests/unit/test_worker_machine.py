@@ -50,5 +50,5 @@ def test_a_process_on_the_cpu_asks_nothing_of_the_gpus_beside_it(monkeypatch: py
     meter.begin(here)
     meter.end(here)
     told = coverage.machine(here, 0.5, local_world=2)
-    assert (told.device, told.gpus, told.gpus_used) == ("cpu", 0, ())
+    assert (told.device, told.gpus, told.gpus_used) == ("cpu", 4, ())
     assert told.software.keys() == {"python", "torch", "tmrun"} and 0 < told.peak_mb < told.memory_mb

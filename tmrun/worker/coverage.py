@@ -55,14 +55,15 @@ def rehearsal(rank: int, seconds: float, steps: int, replay: Replay, memory: Mem
 
 
 def machine(here: Device, step_s: float, local_world: int, health: tuple[Gpu, ...] = ()) -> Machine:
-    """This process's machine, as far as it works on it: of a process on the CPU, no GPUs."""
+    """This process's machine: the device that it works on, though there may be GPUs beside it."""
     software = {"python": platform.python_version(), "torch": torch.__version__, "tmrun": tmrun.__version__}
+    count = torch.cuda.device_count()  # makes no context
     if (memory := here.memory()) is not None:
-        name, count, used = torch.cuda.get_device_name(here.torch_device), torch.cuda.device_count(), _gpus_used()
+        name = torch.cuda.get_device_name(here.torch_device)
         software |= _libraries()
-        return Machine(name, _driver(), software, memory.total_mb, memory.peak_mb, step_s, count, used, health)
+        return Machine(name, _driver(), software, memory.total_mb, memory.peak_mb, step_s, count, _gpus_used(), health)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world
-    return Machine("cpu", "", software, total // _MB, here.taken() // _MB, step_s)
+    return Machine("cpu", "", software, total // _MB, here.taken() // _MB, step_s, count)
 
 
 def _libraries() -> dict[str, str]:
