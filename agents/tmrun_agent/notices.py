@@ -61,7 +61,7 @@ def from_command(command: str) -> Source:
 
     def ask() -> str:
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False)
         except subprocess.TimeoutExpired:
             raise OSError(f"{command!r} did not end within 10 s") from None
         return (_short(done.stdout) or "announced") if done.returncode == 0 else ""

@@ -77,9 +77,11 @@ class Lab:
         self.launches.append(launch)
         return len(self.launches) - 1
 
-    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def cli(self, *arguments: str, said: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        """``said`` on its standard input."""
         argv = [sys.executable, "-m", "tmrun", *arguments]
-        return subprocess.run(argv, env=self.environment(), text=True, capture_output=True, timeout=DEADLINE_S, check=False)
+        more = self.environment(**env)
+        return subprocess.run(argv, env=more, input=said, text=True, capture_output=True, timeout=DEADLINE_S, check=False)
 
     def status(self, *arguments: str) -> dict[str, Any]:
         """{} while there is nothing to ask."""

@@ -151,10 +151,31 @@ def test_signals_are_passed_on(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_a_program_of_its_own(lab: Lab, tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text("#!/bin/sh\necho program $RANK $1\nexit 3\n")
+    """It reads what the launcher is given, also below a folder whose name is too long for a socket's."""
+    (tmp_path / "job.sh").write_text("#!/bin/sh\nread word; echo program $RANK $1 $word\nexit 3\n")
     (tmp_path / "job.sh").chmod(0o755)
-    answer = lab.cli("--no-python", str(tmp_path / "job.sh"), "x${local_rank}")
-    assert (answer.returncode, answer.stdout) == (3, "program 0 x0\n"), answer.stderr
+    deep = lab.folder / "tmp" / ("deep" * 25)
+    deep.mkdir()
+    answer = lab.cli("--no-python", str(tmp_path / "job.sh"), "x${local_rank}", said="typed\n", TMPDIR=str(deep))
+    assert (answer.returncode, answer.stdout) == (3, "program 0 x0 typed\n"), answer.stderr
+    assert list(deep.glob("tmrun-*/*")) == []
+
+
+def test_interpreters_that_somebody_put_in_between(lab: Lab, tmp_path: Path) -> None:
+    """A wrapper that forgets ``exec`` runs plain scripts; one that the kernel refuses is this machine's failure, told with the reason."""
+    script = tmp_path / "plain.py"
+    script.write_text("import tmrun; print('ran', tmrun.join().rehearsing); raise SystemExit(5)")
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
+    wrapper.chmod(0o755)
+    answer = lab.cli(str(script), PYTHON_EXEC=str(wrapper))
+    assert (answer.returncode, answer.stdout) == (5, "ran False\n"), answer.stderr
+    assert "$PYTHON_EXEC starts Python as a process below itself" in answer.stderr
+    wrapper.write_bytes(b"\x7fELF")
+    answer = lab.cli(str(script), PYTHON_EXEC=str(wrapper))
+    assert answer.returncode == 1
+    assert "its workers cannot be started: [Errno 8] Exec format error" in answer.stderr
+    assert "Traceback" not in answer.stderr
 
 
 def test_ctrl_c_while_waiting(lab: Lab, tmp_path: Path) -> None:

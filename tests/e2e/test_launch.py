@@ -24,6 +24,7 @@ def script(tmp_path: Path) -> Path:
         "rank = os.environ['RANK']\n"
         "if rank == '0': subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
         "print('rank', rank, 'of', os.environ['WORLD_SIZE'], 'restart', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
+        "sys.stdout.write(f'given {sys.argv}\\n')\n"
         "if sys.argv[1] == 'exit' and rank == '1': sys.exit(42)\n"
         "if sys.argv[1] != 'done': time.sleep(600)\n"
     )
@@ -204,11 +205,18 @@ def test_unknown_node(lab: Lab, script: Path) -> None:
 
 
 def test_hosts_with_different_commands(lab: Lab, script: Path, tmp_path: Path) -> None:
+    """Another layout is refused; each host has arguments, and a place for the script, of its own."""
+    elsewhere = tmp_path / "scratch" / script.name
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(script.read_text())
     with EmbeddedEtcd(tmp_path / "etcd") as etcd:
         lab.launch("--etcd", etcd.url, "--job", "one", "--nnodes", "2", "--node-name", "a", script=script, script_args=("done",))
         wait_for("registration", lambda: lab.status("--etcd", etcd.url).get("nodes"))
         other = lab.cli("--etcd", etcd.url, "--job", "one", "--nnodes", "3", "--node-name", "b", str(script), "done")
         assert other.returncode == 2
         assert "job one was launched with nnodes 2, here it is 3" in other.stderr
-        lab.launch("--etcd", etcd.url, "--job", "one", "--nnodes", "2", "--node-name", "b", script=script, script_args=("done",))
+        flags = ("--etcd", etcd.url, "--job", "one", "--nnodes", "2", "--node-name", "b")
+        lab.launch(*flags, script=elsewhere, script_args=("done", "--node_rank=1"))
         assert [launch.wait(DEADLINE_S) for launch in lab.launches] == [0, 0]
+        assert f"given {[str(script), 'done']}" in lab.output(0)
+        assert f"given {[str(elsewhere), 'done', '--node_rank=1']}" in lab.output(1)

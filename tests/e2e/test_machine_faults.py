@@ -82,15 +82,29 @@ def test_a_full_disk_then_no_memory(cgroups: dict[str, Path], small_disk: Path, 
     assert_exact(lab, oracle, 0, 1, 2, 3, may_miss=2)
 
 
-def strike(lab: Lab, cgroups: dict[str, Path], small_disk: Path) -> None:
-    """A disk that is full ends whoever writes on it; a worker that grows is ended by the kernel."""
-    lab.wait_warm(2)
-    with open(small_disk / "filler", "wb", buffering=0) as filler:
+def test_nowhere_to_write(small_disk: Path, lab: Lab, tmp_path: Path) -> None:
+    """Said at the start, in one line, and not by whoever writes into a page that the disk has no room for."""
+    fill(small_disk)
+    with EmbeddedEtcd(tmp_path / "etcd") as etcd:
+        answer = lab.cli("--etcd", etcd.url, "--job", "full", "--no-python", "true", TMPDIR=str(small_disk))
+    assert (answer.returncode, answer.stderr.count("\n")) == (1, 1), answer.stderr
+    assert "No space left on device" in answer.stderr
+    assert f"nothing can be written (runtime files go to {small_disk}, see $TMPDIR)" in answer.stderr
+
+
+def fill(disk: Path) -> None:
+    with open(disk / "filler", "wb", buffering=0) as filler:
         try:
             while True:
                 filler.write(bytes(1 << 12))
         except OSError:
             pass
+
+
+def strike(lab: Lab, cgroups: dict[str, Path], small_disk: Path) -> None:
+    """A disk that is full ends whoever writes on it; a worker that grows is ended by the kernel."""
+    lab.wait_warm(2)
+    fill(small_disk)
     inject(lab, seat(lab, "alpha"), "print")
     assert "a disk of this host is full or fails" in moved(lab, 2, "alpha")
     lab.wait_warm(1)

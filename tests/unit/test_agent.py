@@ -54,7 +54,7 @@ def test_a_signal_that_interrupts_the_inbox_itself_does_not_stop_the_agent() -> 
 
 
 ENDED = """
-import sys
+import sys, threading
 from pathlib import Path
 from tmrun.config import AgentConfig, StoreAccess
 from tmrun.core import transactions
@@ -70,18 +70,21 @@ world.clock.now = boottime()  # by which an agent measures how long the store is
 store, keys = world.client(), Keys("job")
 store.commit(transactions.create_spec(Job(keys), Spec(1, 1, 0, ("train.py",))))
 store.commit(transactions.end_job(fold(keys, store.list(keys.ctl).entries), End(JobState.FAILED, 42, "as it was"), as_leader=False))
+store.partitioned = True
+threading.Timer(1.0, lambda: setattr(store, "partitioned", False)).start()
 where = StoreAccess("http://nowhere:1")
-code = _serve(AgentConfig("job", "node0", where, "127.0.0.1", sys.argv[1], "marker", 1, ("train.py",), {}, 1.0), store)
+code = _serve(AgentConfig("job", "node0", where, "127.0.0.1", sys.argv[1], "marker", 1, ("train.py",), {}, 1.0, store_wait_s=60), store)
 print(code, store.get(keys.member("node0")))
 """
 
 
 def test_its_parts_fit_together(tmp_path: Path) -> None:
-    """It registers in a job that has ended, ends as the job did, and leaves nothing registered."""
+    """It waits for the store, registers in a job that has ended, ends as the job did, and leaves nothing registered."""
     env = {**os.environ, "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
     done = subprocess.run([sys.executable, "-c", ENDED, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert (tmp_path / "node0.timers").is_fifo()
     assert done.stdout == "42 None\n"
+    assert "it is asked again, 60 s at most" in done.stderr
 
 
 class Blip:

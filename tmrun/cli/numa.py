@@ -20,7 +20,8 @@ def cpus(mode: str | None, count: int) -> tuple[str, ...]:
     """CPUs of so many workers, comma-separated, by local rank; none without a mode. Raises UsageError with torch's reason."""
     if not mode:
         return ()
-    done = subprocess.run([sys.executable, "-m", __name__, mode, str(count)], capture_output=True, text=True, check=False)
+    argv = [sys.executable, "-m", __name__, mode, str(count)]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UsageError(f"--numa-binding {mode}: torch cannot tell the CPUs of {count} GPUs of this host: {why}")

@@ -182,7 +182,7 @@ def _address(bus: str) -> tuple[int, ...]:
 
 
 def _output(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
 
 
 def _kernel_log() -> list[str]:

@@ -82,7 +82,9 @@ def build() -> Path:
 def _compile(compiler: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as work:
         made = Path(work) / path.name
-        done = subprocess.run(_command(compiler, made), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        done = subprocess.run(
+            _command(compiler, made), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
         log = path.with_suffix(".log")
         try:
             if not done.returncode:
