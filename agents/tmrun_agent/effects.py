@@ -75,7 +75,7 @@ class Effects:
     def _spawn(self, effect: node.Spawn, job: Job) -> Fact:
         try:
             return node.Spawned(Group(effect.purpose, effect.slot, effect.epoch, effect.generation, self._start(effect, job)))
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             return node.NotSpawned(effect, f"its workers cannot be started: {error}")
 
     def _start(self, effect: node.Spawn, job: Job) -> tuple[int, ...]:

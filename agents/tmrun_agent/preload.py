@@ -39,7 +39,10 @@ class Preload:
         if now - self._since >= AFTER_S:
             argv = [os.environ.get("PYTHON_EXEC", sys.executable), _PRELOAD, *self.target]
             quiet = subprocess.DEVNULL
-            self._process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+            try:
+                self._process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+            except OSError:
+                self._since = now  # it is only a help; later, perhaps
 
     def close(self) -> None:
         """It is of no use any more."""

@@ -61,22 +61,22 @@ class Processes:
     _group: str = ""
 
     def spawn(self, workers: Sequence[Worker]) -> tuple[int, ...]:
-        """Start them all; returns their pids in order. On failure none is left. Raises OSError."""
+        """Start them all; returns their pids in order. On failure none is left. Raises OSError, RuntimeError (no thread can be had)."""
         self._group = uuid.uuid4().hex
         self._children = []
         kills = oom_kills()
         try:
             for worker in workers:
                 self._children.append(self._start(worker))
-        except OSError:
+            for local, (child, worker) in enumerate(zip(self._children, workers, strict=True)):
+                examined = partial(examine, child.pid, local, output=worker.output, kills_before=kills)
+                waiting = (child, list(self._children), self._group, examined)
+                threading.Thread(target=self._wait, args=waiting, name="child-wait", daemon=True).start()
+        except (OSError, RuntimeError):
             procs.sweep(self._group, ENV_GROUP)
             for worker in workers[len(self._children) + 1 :]:  # the one that failed has had its turn
                 worker.output.started()
             raise
-        for local, (child, worker) in enumerate(zip(self._children, workers, strict=True)):
-            examined = partial(examine, child.pid, local, output=worker.output, kills_before=kills)
-            waiting = (child, list(self._children), self._group, examined)
-            threading.Thread(target=self._wait, args=waiting, name="child-wait", daemon=True).start()
         return tuple(c.pid for c in self._children)
 
     def _start(self, worker: Worker) -> subprocess.Popen[bytes]:
