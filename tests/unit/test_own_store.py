@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from tmrun.cli.own_store import _MAX_RESTARTS, _ROW_S, OwnStore
 from tmrun.config import StoreAccess
-from tmrun.core.errors import StoreError
-from tmrun.store.embedded import EmbeddedEtcd
+from tmrun.core.errors import StoreError, UsageError
+from tmrun.store.embedded import EmbeddedEtcd, find_binary
 
 
 class Mortal:
@@ -36,3 +37,15 @@ def test_ends_count_only_together() -> None:
         for _ in range(_MAX_RESTARTS + 1):
             own.tend()
             now[0] += 1
+
+
+def test_the_program_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By a variable of its own: ``TMRUN_ETCD`` is the flag ``--etcd``."""
+    program = tmp_path / "etcd"
+    monkeypatch.setenv("TMRUN_ETCD_BINARY", str(program))
+    with pytest.raises(UsageError, match=r"no etcd program at .*: check the path, or \$TMRUN_ETCD_BINARY"):
+        find_binary()
+    program.write_text("#!/bin/sh")
+    program.chmod(0o755)
+    monkeypatch.setenv("TMRUN_ETCD", "http://elsewhere:2379")
+    assert find_binary() == program
