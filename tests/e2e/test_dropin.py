@@ -174,7 +174,7 @@ def test_interpreters_that_somebody_put_in_between(lab: Lab, tmp_path: Path) -> 
     wrapper.write_bytes(b"\x7fELF")
     answer = lab.cli(str(script), PYTHON_EXEC=str(wrapper))
     assert answer.returncode == 1
-    assert "its workers cannot be started: [Errno 8] Exec format error" in answer.stderr
+    assert "restarting all workers (restart 1): node0 rank 0: its workers cannot be started: [Errno 8] Exec format error" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 

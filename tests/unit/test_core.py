@@ -237,7 +237,7 @@ def test_workers_that_the_machine_refuses_to_start(purpose: Purpose) -> None:
     (value,) = [op.value for op in then.txn.ops if isinstance(op, Put)]
     if purpose is Purpose.ACTIVE:
         trouble = decode(Trouble, value)
-        assert (trouble.text, trouble.software) == ("its workers cannot be started: no file handles", False)
+        assert (trouble.text, trouble.software, trouble.rank) == ("its workers cannot be started: no file handles", False, 2)
     else:
         assert decode(Member, value).fault == "its rehearsal failed 3 times: its workers cannot be started: no file handles"
 

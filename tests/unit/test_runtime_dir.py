@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tmrun.cli import runtime_dir
+from tmrun.cli import jobs, main, runtime_dir
 from tmrun.cli.place import free_name
 from tmrun.cli.runtime_dir import make_runtime_dir
 
@@ -40,3 +42,24 @@ def test_a_launch_of_any_id_on_a_host_of_any_name(root: Path) -> None:
         assert free_name(job, "h" * 64, stack) == "h" * 64
         assert free_name(job, "h" * 64, stack) == "h" * 64 + "-1", "another launcher has it"
         assert free_name("another", "h" * 64, stack) == "h" * 64
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_nowhere_to_write(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python looks for a temporary folder with some room; none, or one that fills up: one line."""
+    monkeypatch.setattr(jobs, "local_jobs", full)
+    assert main.run(["status"]) == 1
+    line = f"tmrun: [Errno 28] No space left on device: nothing can be written (runtime files go to {tempfile.gettempdir()}, see $TMPDIR)\n"
+    assert capsys.readouterr().err == line
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", no_folder)
+    assert main.run(["status"]) == 2
+    assert capsys.readouterr().err == "tmrun: nothing can be written (no usable folder); set TMPDIR to a folder with some room\n"
+
+
+def no_folder(*_: object) -> str:
+    raise FileNotFoundError(errno.ENOENT, "no usable folder")

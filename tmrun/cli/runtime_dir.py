@@ -22,8 +22,11 @@ _LOCK = f".lock-{socket.gethostname()}"
 
 
 def runtime_root() -> Path:
-    """Folder of all runtime folders of this user."""
-    return Path(tempfile.gettempdir()) / f"tmrun-{os.getuid()}"
+    """Folder of all runtime folders of this user. Raises UsageError."""
+    try:
+        return Path(tempfile.gettempdir()) / f"tmrun-{os.getuid()}"
+    except FileNotFoundError as error:
+        raise UsageError(f"nothing can be written ({error.strerror}); set TMPDIR to a folder with some room") from None
 
 
 def make_runtime_dir(job: str, stack: ExitStack) -> Path:

@@ -46,7 +46,10 @@ def _start(node: Node, job: Job, current: RankMap, slot: int) -> Effect | None:
     if held is not None and held.value.incarnation != node.me.incarnation:
         return None
     if node.started_generation >= current.generation or current.epoch != current.generation:
-        trouble = _trouble(node, current, slot, node.start_error or "died before it took its ranks over")
+        trouble = _trouble(node, current, slot, "died before it took its ranks over")
+        if node.start_error:
+            assert job.spec is not None
+            trouble = replace(trouble, rank=job.spec.ranks(slot)[0], text=node.start_error)
         return submit(transactions.release(job, slot, trouble) if held else transactions.report_trouble(job, trouble))
     run = Run(slot, node.me.host, node.me.incarnation, current.epoch)
     if held is None:

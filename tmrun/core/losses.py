@@ -27,7 +27,10 @@ def what(job: Job, slot: int) -> str:
     assert job.map is not None
     seat = job.map.seats[slot]
     trouble = job.trouble(slot)
-    return f"{seat.host} rank {trouble.rank}: {trouble.text}" if trouble else f"{seat.host} is gone (slot {slot})"
+    if trouble is None:
+        return f"{seat.host} is gone (slot {slot})"
+    rank = f" rank {trouble.rank}" if trouble.rank >= 0 else ""
+    return f"{seat.host}{rank}: {trouble.text}"
 
 
 def confirmed(job: Job, slot: int) -> bool:
