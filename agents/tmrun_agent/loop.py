@@ -42,6 +42,7 @@ from tmrun_agent.notices import GoesAway
 from tmrun_agent.preload import Preload
 from tmrun_agent.processes import Ended, Processes
 from tmrun_agent.publisher import Publisher
+from tmrun_agent.rest import Rest
 from tmrun_agent.slowness import Slowness
 from tmrun_agent.timers import FileTimers
 from tmrun_agent.views import Views
@@ -94,6 +95,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.preload = Preload(environment.target(self.config.command))
+        self.rest = Rest()
         self.inquest = Inquest(self.store, self.keys, self.me, self.publisher.event)
         self.chaos = Chaos(self.me, self.store, self.processes, self.submit)
         self.slowness = Slowness(self.store, partial(self.publisher.event, kind=EventKind.NODE_SLOW), self.submit)
@@ -296,6 +298,8 @@ class Agent:
                 self._inquire()
                 self.chaos.tend(self.job(), self.node.group)
             self.preload.tend(self._idle, time.monotonic())
+            if (rested := self.rest.tend(self.node, time.monotonic())) is not None:
+                self._observe(rested)
             self._tell_of_store()
         except LeaseGone:
             self.lease.lost(self.node.lease)

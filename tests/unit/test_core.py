@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tmrun_agent import rest
 
-from tmrun.core import environment, idle, node, planner, report, transactions
+from tmrun.core import environment, failures, idle, node, planner, report, transactions
 from tmrun.core.codec import decode, encode
+from tmrun.core.decision import Timers
 from tmrun.core.errors import UsageError
 from tmrun.core.heard import Heard
 from tmrun.core.keys import Keys, job_of
@@ -240,6 +242,42 @@ def test_workers_that_the_machine_refuses_to_start(purpose: Purpose) -> None:
         assert (trouble.text, trouble.software, trouble.rank) == ("its workers cannot be started: no file handles", False, 2)
     else:
         assert decode(Member, value).fault == "its rehearsal failed 3 times: its workers cannot be started: no file handles"
+
+
+def faulty(host: str) -> tuple[str, Member]:
+    return KEYS.member(host), member(host, fault="its rehearsal failed 3 times: ValueError")
+
+
+def test_a_host_whose_rehearsals_fail_is_no_standby_but_runs_what_starts_anew() -> None:
+    leads = (KEYS.leader, Leader(Host("a"), seat("a").incarnation, 1)), (KEYS.term, Term(1)), (KEYS.notice, Notice(1, movable=True))
+    lost = running(faulty("s"), *leads, hosts=("a",))
+    assert planner.standbys(lost, warm_only=False) == []
+    assert [m.host for m in planner.unable(lost)] == ["s"]
+    assert planner.first_seats(lost) == (seat("a"), seat("s"))
+    assert planner.first_seats(running(faulty("s"), faulty("t"), hosts=("a", "u"))) == (seat("a"), seat("u")), "others come first"
+    died = Timers({f"gone 1 {seat('b').incarnation}": -1e3})
+    decision = failures.replace(lost, lost.spec, lost.map, [1], died, 0.0)  # type: ignore[arg-type]
+    assert decision.txn is not None and decision.txn.name == "restart map of epoch 2"
+    assert "s cannot take over: its rehearsal failed 3 times" in decision.reason
+    warming = running(faulty("s"), (KEYS.member("t"), member("t")), *leads, hosts=("a",))
+    assert failures.replace(warming, lost.spec, lost.map, [1], died, 0.0).txn is None, "t may be warm soon"  # type: ignore[arg-type]
+
+
+def test_rehearsals_are_tried_again_after_a_rest_and_when_all_start_anew() -> None:
+    told = (KEYS.notice, Notice(1, movable=True))
+    job, mine = running(told, faulty("x"), hosts=("a", "b", "x")), node.Node(seat("x"), 7)
+    for _ in range(idle.MAX_STANDBY_FAILURES):
+        mine = node.observe(mine, node.NotSpawned(node.Spawn(Purpose.STANDBY, 1, 0, 1, ""), "no file handles"))
+    assert reconcile(mine, job) is None
+    anew = (KEYS.head, Head(2)), (KEYS.map(2), RankMap(2, Kind.RESTART, (seat("a"), seat("b")), 2)), (KEYS.notice, Notice(2, movable=True))
+    pause = rest.Rest()
+    assert pause.tend(mine, 5.0) is pause.tend(mine, 5.0 + rest.AFTER_S - 1) is None
+    assert (pause.tend(mine, 5.0 + rest.AFTER_S), pause.tend(mine, 6.0 + rest.AFTER_S)) == (node.Rested(), None)
+    for later, now in ((node.observe(mine, node.Rested()), job), (mine, running(faulty("x"), *anew, hosts=("a", "b", "x")))):
+        effect = reconcile(later, now)
+        assert isinstance(effect, node.Submit)
+        assert [decode(Member, op.value).fault for op in effect.txn.ops if isinstance(op, Put)] == [""]
+    assert isinstance(reconcile(node.observe(mine, node.Rested()), running(told, hosts=("a", "b", "x"))), node.Spawn)
 
 
 # -- report

@@ -72,7 +72,11 @@ def replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: T
         txn = transactions.propose(job, Kind.FAILURE, plan.moves, "", reason)
         unsaid = [losses.what(job, i) for i in failed if not job.trouble(i)]
         return Decision(txn, reason, "; ".join([*unsaid, f"plan: {attempts.plan_text(job, plan)}"]))
-    if shortage.over(job, timers, now) and len(planner.standbys(job, warm_only=False)) < len(failed):
+    able, unable = planner.standbys(job, warm_only=False), planner.unable(job)
+    if len(able) < len(failed) <= len(able) + len(unable) and len(planner.first_seats(job)) == spec.nnodes:
+        reason = f"{losses.what(job, failed[0])}; {unable[0].host} cannot take over: {unable[0].fault}"
+        return restarts.after_loss(job, current, failed, reason, timers, now)
+    if shortage.over(job, timers, now) and len(able) < len(failed):
         return ending(
             job,
             JobState.FAILED,

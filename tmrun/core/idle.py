@@ -13,7 +13,7 @@ from tmrun.core.model import RankMap, Run, Spec, Trouble
 from tmrun.core.node import Effect, Node, Purpose, Spawn, submit
 
 MAX_STANDBY_FAILURES = 3
-"""Rehearsals that may fail in a row before the node is no standby any more."""
+"""Rehearsals that may fail in a row before the node is no standby any more, until it has rested or all workers start anew."""
 MAX_RECORDED = 8
 """Slots whose ranks keep a record of their own for rehearsals; all others share one a role."""
 
@@ -67,7 +67,10 @@ def _idle_standby(node: Node, job: Job, current: RankMap) -> Effect | None:
     member = job.members.get(node.me.host)
     if member is None or member.value.incarnation != node.me.incarnation:
         return None
-    if node.standby_failures >= MAX_STANDBY_FAILURES and not member.value.fault:
+    given_up = gave_up(node) and node.failed_generation == current.generation
+    if member.value.fault and not given_up:
+        return submit(transactions.update_member(job, replace(member.value, fault=""), node.lease))
+    if given_up and not member.value.fault:
         fault = f"its rehearsal failed {node.standby_failures} times: {node.standby_error or 'see its log'}"
         return submit(
             transactions.update_member(job, replace(member.value, warm=False, fault=fault), node.lease), say=f"{node.me.host}: {fault}"
@@ -77,6 +80,11 @@ def _idle_standby(node: Node, job: Job, current: RankMap) -> Effect | None:
     if job.draining(node.me.host) or member.value.fault or not job.told.movable or job.told.ending:
         return None
     return Spawn(Purpose.STANDBY, _likely_slot(node, job, current), 0, current.generation, "standby: rehearse")
+
+
+def gave_up(node: Node) -> bool:
+    """Whether this node does not rehearse any more."""
+    return node.standby_failures >= MAX_STANDBY_FAILURES
 
 
 def _likely_slot(node: Node, job: Job, current: RankMap) -> int:

@@ -111,6 +111,8 @@ class Node:
     group: Group | None = None
     started_generation: int = 0
     standby_failures: int = 0
+    """Rehearsals that failed in a row in ``failed_generation``."""
+    failed_generation: int = 0
     standby_error: str = ""
     start_error: str = ""
     """Why the workers of its slot could not even be started, the last time it tried."""
@@ -221,6 +223,11 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class Rested:
+    """Its rehearsals failed, and some time has passed since."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leased:
     """The agent has (another) lease."""
 
@@ -241,6 +248,7 @@ Fact = (
     | Sent
     | Killing
     | Forgotten
+    | Rested
     | Leased
 )
 
@@ -331,6 +339,8 @@ def observe(node: Node, fact: Fact) -> Node:
         return _not_spawned(node, fact)
     if isinstance(fact, Leased):
         return replace(node, lease=fact.lease)
+    if isinstance(fact, Rested):
+        return replace(node, standby_failures=0)
     if node.group is None:
         return node
     if isinstance(fact, Forgotten):
@@ -342,15 +352,20 @@ def observe(node: Node, fact: Fact) -> Node:
 
 def _not_spawned(node: Node, fact: NotSpawned) -> Node:
     if fact.effect.purpose is Purpose.STANDBY:
-        return replace(node, standby_failures=node.standby_failures + 1, standby_error=fact.error)
+        return _rehearsal_failed(node, fact.effect.generation, fact.error)
     return replace(node, started_generation=fact.effect.generation, start_error=fact.error)
 
 
 def _forget(node: Node, group: Group) -> Node:
-    failed_standby = group.purpose is Purpose.STANDBY and not group.killed
     errors = " ".join(group.errors.values())
-    failures = node.standby_failures + 1 if failed_standby else 0
-    return replace(node, group=None, standby_failures=failures, standby_error=errors)
+    over = replace(node, group=None, standby_error=errors)
+    failed_standby = group.purpose is Purpose.STANDBY and not group.killed
+    return _rehearsal_failed(over, group.generation, errors) if failed_standby else replace(over, standby_failures=0)
+
+
+def _rehearsal_failed(node: Node, generation: int, error: str) -> Node:
+    before = node.standby_failures if generation == node.failed_generation else 0
+    return replace(node, standby_failures=before + 1, failed_generation=generation, standby_error=error)
 
 
 def _observe_group(group: Group, fact: Fact) -> Group:

@@ -6,7 +6,7 @@ Pure arithmetic on snapshots; answers come with their reason. May not know: tran
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tmrun.core import placement, policy
@@ -40,7 +40,7 @@ def restart_seats(job: Job, resting: Collection[Host] = ()) -> tuple[Seat, ...]:
 def first_seats(job: Job) -> tuple[Seat, ...]:
     """Seats of the first map, or of a restart: whoever holds a slot and lives keeps it, then hosts get the slot that they asked for
     (``--node-rank``), the rest go to free hosts in natural order, by place first; the hosts that stay spare are spread over the failure
-    domains.
+    domains. A host whose rehearsals fail may well run what starts anew: it is taken when there are too few others.
 
     Shorter than nnodes when there are too few hosts.
     """
@@ -49,7 +49,8 @@ def first_seats(job: Job) -> tuple[Seat, ...]:
     if job.map:
         kept = [job.members[s.host].value.seat if s.host in job.members and not job.draining(s.host) else None for s in job.map.seats]
     taken = {s.host for s in kept if s}
-    able = [m for m in _eligible(job, warm_only=False) if m.host not in taken]
+    able = [m for m in _uncordoned(job, lambda m: not m.fault) if m.host not in taken]
+    able += [m for m in _uncordoned(job, _rehearses_in_vain) if m.host not in taken][: max(0, kept.count(None) - len(able))]
     asked = {m.node_rank: m for m in reversed(able)}
     for slot, seat in enumerate(kept):
         if seat is None and slot in asked:
@@ -69,20 +70,34 @@ def _in_order(free: list[Member], wanted: int) -> list[Seat]:
     return [seats[host] for host in places if host not in spare]
 
 
-def _eligible(job: Job, *, warm_only: bool) -> list[Member]:
-    warm = [s.value for s in job.members.values() if s.value.warm or not warm_only]
-    return sorted((m for m in warm if not m.fault and not job.cordoned(m.host)), key=lambda m: natural(m.host))
+def _uncordoned(job: Job, wanted: Callable[[Member], bool]) -> list[Member]:
+    found = [m.value for m in job.members.values() if wanted(m.value)]
+    return sorted((m for m in found if not job.cordoned(m.host)), key=lambda m: natural(m.host))
+
+
+def _rehearses_in_vain(member: Member) -> bool:
+    return bool(member.fault)
 
 
 def standbys(job: Job, *, warm_only: bool = True) -> list[Member]:
     """Members that may take a slot now: warm, fit, not cordoned, running none. A new life of a host that died in its slot is free."""
-    able = {m.host: m for m in _eligible(job, warm_only=warm_only)}
-    if not able:
+    able = _without_ranks(job, _uncordoned(job, lambda m: not m.fault and (m.warm or not warm_only)))
+    return [m for m in able if fitness(job, m).fit is not Fit.REFUSED]
+
+
+def unable(job: Job) -> list[Member]:
+    """Members without ranks whose rehearsals fail: no standbys, but all workers could start anew on them."""
+    return _without_ranks(job, _uncordoned(job, _rehearses_in_vain))
+
+
+def _without_ranks(job: Job, members: list[Member]) -> list[Member]:
+    if not members:
         return []
+    hosts = {m.host for m in members}
     seats = enumerate(job.map.seats if job.map else ())
-    seated = {s.host for i, s in seats if s.host in able and job.alive(s) and job.trouble(i) is None}
+    seated = {s.host for i, s in seats if s.host in hosts and job.alive(s) and job.trouble(i) is None}
     busy = seated | {r.value.host for r in job.runs.values()}
-    return [m for host, m in able.items() if host not in busy and fitness(job, m).fit is not Fit.REFUSED]
+    return [m for m in members if m.host not in busy]
 
 
 MAX_MOVES = 24
