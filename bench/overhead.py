@@ -7,7 +7,8 @@ one step to the start of the next on rank 0, the first ten left out; the runs al
 Under tmrun the workers run the real bootstrap against the tests' agent (same socket and messages as the real one). The last rows
 come from inside: the mean time spent in begin, vote and end of a step, the highest tenth left out. In a vote the ranks wait for the slowest
 one; the next collective would have done that otherwise. How much any agreement costs, the second row shows: torchrun with one
-number more that all ranks sum up before each update.
+number more that all ranks sum up before each update. Of a collective's call: what is added once the first step is over, in all and where
+the recorder was.
 """
 
 from __future__ import annotations
@@ -119,6 +120,10 @@ def table(args: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]) -> st
         f"| tmrun | {1e3 * ours:.2f} | {100 * (ours - plain) / plain:+.2f} % |",
         *[f"| tmrun's own work: {name} | {1e3 * seconds:.3f} | {100 * seconds / plain:.2f} % |" for name, seconds in rows.items()],
         f"| in the vote: waiting for the slowest rank | {1e3 * waits:.3f} | {100 * waits / plain:.2f} % |",
+        *[
+            f"| a call of a collective: {part} | {1e3 * min(r['calls'][part] for r in runs['tmrun']):.5f} | |"
+            for part in ("all", "recorder")
+        ],
     ]
     return "\n".join(lines)
 

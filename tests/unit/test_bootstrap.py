@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import re
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from tmrun_agent.processes import _BOOTSTRAP
+
+from tmrun.worker import bootstrap
+from tmrun.worker.current import HOLDER
 
 BODY = """
 import atexit, os, pickle, sys, threading, time
@@ -138,3 +142,42 @@ def test_an_interpreter_that_is_a_process_below_the_one_that_was_started(tmp_pat
     assert "a standby needs `exec` in it" in standby.stderr
     gone = run(TMRUN_PARENT_PID=str(2**22 + 1))
     assert (gone.returncode, gone.stdout) == (1, "")
+
+
+def test_a_script_that_changed_its_folder_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to name it are relative to where it was started."""
+    (tmp_path / "script.py").write_text(
+        "import os, sys\n"
+        "class Again(BaseException): tmrun_restart_as = 1\n"
+        "seen.append((os.getcwd(), sys.argv))\n"
+        "os.chdir('/')\n"
+        "raise Again() if len(seen) == 1 else SystemExit(3)\n"
+    )
+    warm, seen = Warm(), []
+    monkeypatch.setattr(builtins, "seen", seen, raising=False)
+    monkeypatch.setattr(bootstrap, "die_with_parent", lambda: None)
+    monkeypatch.setattr(HOLDER, "runtime", warm)
+    monkeypatch.setattr(bootstrap, "_end", sys.exit)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setenv("TMRUN_WORKER_PID", "")
+    for command in (["script.py", "data"], ["-m", "script", "data"]):
+        monkeypatch.delitem(sys.modules, "script", raising=False)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as end:
+            bootstrap.main(command)
+        assert end.value.code == 3
+        assert [folder for folder, _ in seen] == [str(tmp_path)] * 2
+        seen.clear()
+    assert warm.became == [1, 1]
+
+
+class Warm:
+    """The runtime of a process that takes part."""
+
+    def __init__(self) -> None:
+        self.became: list[int] = []
+
+    def become(self, rank: int) -> None:
+        self.became.append(rank)

@@ -310,7 +310,9 @@ class Cases:
             folder = folder if REPLAYED else self.directory / "written_by_a_rehearsal"
         if not REPLAYED:
             checkpoint.save({"model": self.tensor_parallel.state_dict()}, checkpoint_id=folder)
-            checkpoint.async_save({"model": self.tensor_parallel.state_dict()}, checkpoint_id=folder).result() if self.rehearsing else None
+            if self.rehearsing:
+                checkpoint.async_save({"model": self.tensor_parallel.state_dict()}, checkpoint_id=folder).result()
+                checkpoint.save_state_dict({"model": self.tensor_parallel.state_dict()}, checkpoint.FileSystemWriter(folder))
         if self.rehearsing and not REPLAYED:
             return
         fresh = {"model": parallelize_module(Perceptron(), self.mesh["tp"], PLAN).state_dict()}

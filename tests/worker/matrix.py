@@ -1,5 +1,6 @@
-"""One small training script for every parallelism: ``--mode``; what varies within one: TEST_ACCUMULATE, TEST_BF16, TEST_WIDTH, and
-TEST_EVALUATE: one more forward pass after the update. STAND_IN: instead of gloo a stand-in for NCCL, which is to give the same.
+"""One small training script for every parallelism: ``--mode``; what varies within one: TEST_ACCUMULATE, TEST_BF16, TEST_WIDTH,
+TEST_EVALUATE: one more forward pass after the update, and TEST_ZERO: gradients are not made anew, but set to zero ``before`` or ``after``.
+STAND_IN: instead of gloo a stand-in for NCCL, which is to give the same. With TEST_DAMAGE, what is received looks damaged.
 
 Each step takes TEST_PACE_S seconds more, until the file ``fast`` is there, beside the losses.
 """
@@ -27,12 +28,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tmrun
-from tmrun.worker import faults
+from tmrun.worker import faults, values
 
 WIDTH = int(os.environ.get("TEST_WIDTH", "16"))
 ROWS = 8
 ACCUMULATE = int(os.environ.get("TEST_ACCUMULATE", "1"))
 EVALUATE = os.environ.get("TEST_EVALUATE") == "1"
+ZERO = os.environ.get("TEST_ZERO", "")
 BF16 = os.environ.get("TEST_BF16") == "1"
 
 
@@ -53,6 +55,7 @@ class Job:
         self.model: nn.Module = nn.Sequential(*(Block() for _ in range(blocks)))
         self.first = self.model[0]
         self.data_rank = self.dropout_rank = dist.get_rank()
+        self.step = 0
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
         with self.quiet(last):
@@ -66,6 +69,9 @@ class Job:
 
     def reduce(self) -> None:
         pass
+
+    def zero(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=not ZERO)
 
     def evaluate(self, x: torch.Tensor) -> None:
         if EVALUATE:
@@ -82,6 +88,29 @@ class Ddp(Job):
 
     def quiet(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if last else self.model.no_sync()
+
+
+class Flat(Job):
+    """Data parallel by hand: all gradients are views of one buffer, made once. The last block is used in every second step only."""
+
+    def __init__(self) -> None:
+        super().__init__(7)
+        parameters = list(self.model.parameters())
+        self.flat = torch.zeros(sum(p.numel() for p in parameters))
+        for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def backward(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
+        loss = F.mse_loss((self.model if self.step % 2 else self.model[:2])(x), y) / ACCUMULATE
+        loss.backward()
+        return loss.item()
+
+    def zero(self, optimizer: torch.optim.Optimizer) -> None:
+        self.flat.zero_()
+
+    def reduce(self) -> None:
+        dist.all_reduce(self.flat)
+        self.flat /= dist.get_world_size()
 
 
 class Fsdp(Job):
@@ -147,6 +176,8 @@ class Pipeline(Job):
 MODES: dict[str, Callable[[], Job]] = {
     "ddp": Ddp,
     "ddp_static": lambda: Ddp(static_graph=True),
+    "ddp_views": lambda: Ddp(gradient_as_bucket_view=True),
+    "flat": Flat,
     "fsdp2": Fsdp,
     "hsdp": lambda: Fsdp(2, dist.get_world_size() // 2),
     "tp": lambda: Tp(1),
@@ -171,14 +202,41 @@ def initialise(backend: str) -> None:
     dist.init_process_group(backend)
 
 
+def on_request() -> None:
+    """What a test asks for."""
+    if "TEST_STACKS_S" in os.environ:  # for whoever has to find out where a job hangs
+        faulthandler.dump_traceback_later(float(os.environ["TEST_STACKS_S"]))
+    if "TEST_DAMAGE" in os.environ:
+        sums = values.sums
+        values.sums = lambda part: sums(part + 1)
+
+
+def train(job: Job, parameters: list[Any], optimizer: torch.optim.Optimizer, schedule: Any) -> float:
+    """One step; its loss."""
+    if ZERO != "after":
+        job.zero(optimizer)
+    loss = 0.0
+    for part in range(ACCUMULATE):
+        generator = torch.Generator().manual_seed((job.step * 100 + job.data_rank) * 10 + part)
+        x, y = torch.randn(2, ROWS, WIDTH, generator=generator)
+        loss += job.backward(x, y, last=part == ACCUMULATE - 1)
+    job.reduce()
+    nn.utils.clip_grad_norm_(parameters, 0.5)
+    optimizer.step()
+    schedule.step()
+    if ZERO == "after":
+        job.zero(optimizer)
+    job.evaluate(x)
+    return loss
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int)
     parser.add_argument("--log-losses", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if "TEST_STACKS_S" in os.environ:  # for whoever has to find out where a job hangs
-        faulthandler.dump_traceback_later(float(os.environ["TEST_STACKS_S"]))
+    on_request()
     initialise(os.environ.get("STAND_IN", "gloo"))
     rank = dist.get_rank()
     job = MODES[os.environ["TEST_MODE"]]()
@@ -188,28 +246,18 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
 
     run = tmrun.join(model=job.model, optimizer=optimizer, schedule=schedule)
-    fault, at = None if run.rehearsing else faults.from_environment(rank), [0]
+    fault = None if run.rehearsing else faults.from_environment(rank)
 
     def backward(*_: Any) -> None:
         if fault is not None:
-            fault(at[0], "backward")
+            fault(job.step, "backward")
 
     job.first.narrow.register_full_backward_hook(backward)
     for step in run.steps(args.steps):
         with step:
-            at[0] = int(step)
+            job.step = int(step)
             time.sleep(0.0 if (args.log_losses / "fast").exists() else float(os.environ.get("TEST_PACE_S", "0.02")))
-            optimizer.zero_grad()
-            loss = 0.0
-            for part in range(ACCUMULATE):
-                generator = torch.Generator().manual_seed((step * 100 + job.data_rank) * 10 + part)
-                x, y = torch.randn(2, ROWS, WIDTH, generator=generator)
-                loss += job.backward(x, y, last=part == ACCUMULATE - 1)
-            job.reduce()
-            nn.utils.clip_grad_norm_(parameters, 0.5)
-            optimizer.step()
-            schedule.step()
-            job.evaluate(x)
+            loss = train(job, parameters, optimizer, schedule)
         if run.rehearsing:
             print("rehearsed", int(step), loss.hex(), flush=True)
         if step.committed:

@@ -28,8 +28,11 @@ def main() -> None:
             if how == "nested":
                 with step:
                     pass
+            if how != "sums" and (how != "micro-batches" or step % 4 == 0):
+                optimizer.zero_grad()
             model(torch.ones(2)).sum().backward()
-            optimizer.step()
+            if how != "micro-batches" or step % 4 == 3:
+                optimizer.step()
             if how == "optimizer":
                 second.step()
         if how == "again":

@@ -7,7 +7,8 @@ node's ranks compute so much longer in every step; while the file TEST_SLOW_REHE
 TEST_EXTRA=1 every step has one more collective, before optimizer.step(); with TEST_TAIL=1 one after it, before the scheduler steps.
 TEST_BETWEEN names communication after every step's block, where a rank may die at the point ``between``. At the end every rank writes a
 hash of its part of the parameters into the folder TEST_HASHES. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets``
-for a bad one. TEST_BACKEND: instead of gloo; NCCL is a stand-in (``fake_nccl``).
+for one that does nothing, ``sampler`` for one that leaves out a sampler inside of a loader, ``world`` where the script holds the default
+group. TEST_BACKEND: instead of gloo; NCCL is a stand-in (``fake_nccl``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoint
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 import tmrun
 from tmrun.worker import api, faults
@@ -166,7 +169,16 @@ def _communicate_more(run: tmrun.Run, scheduler: Any, fault: Any) -> None:
         _communicate_in_tail(scheduler)
 
 
+def _hold_ranks(registered: dict[str, Any]) -> None:
+    if os.environ.get("TEST_ON_ROLE") == "sampler":
+        sampler: Any = DistributedSampler(range(64), num_replicas=dist.get_world_size(), rank=dist.get_rank())  # type: ignore[arg-type]
+        registered["data"] = tmrun.Batches(DataLoader(range(64), sampler=sampler))  # type: ignore[arg-type]
+    if os.environ.get("TEST_ON_ROLE") == "world":
+        _joined["group"] = dist.group.WORLD
+
+
 def _join(**registered: Any) -> tmrun.Run:
+    _hold_ranks(registered)
     run = api.join(**{**registered, **_ON_ROLE})
     calls = iter(range(1 << 30))
     fault = None if run.rehearsing else faults.from_environment(int(os.environ["RANK"]))

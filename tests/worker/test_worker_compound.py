@@ -46,6 +46,19 @@ def test_the_joiner_dies_while_it_receives(trials: Trials, point: str) -> None:
     trials.same(job, unlogged=((1, STEP),))
 
 
+def test_what_the_joiner_receives_is_damaged(trials: Trials) -> None:
+    """It goes, as if whoever sent it had gone: nobody takes that for an error of the script's."""
+    job = trials.make("ddp", 2, TMRUN_TEST_KILL=f"1:{STEP}:backward")
+    useless, joiner = job.standby(1, TEST_DAMAGE="1"), job.standby(1)
+    job.start()
+    job.died(1)
+    job.conclude(prepared(job, {1: useless}), {1: useless}, seat=False)
+    assert useless.process.wait(DEADLINE_S) == 76, job.output()
+    assert "could not receive its state: the state from rank 0 arrived damaged" in useless.log.read_text()
+    assert job.heal({1: joiner}) == STEP
+    trials.same(job, unlogged=((1, STEP),))
+
+
 @pytest.mark.skipif(load() is None, reason="the C++ switch is not built")
 def test_a_send_is_half_done_when_the_joiner_dies(trials: Trials) -> None:
     """gloo may lose the error of such a send; its sender goes on all the same."""

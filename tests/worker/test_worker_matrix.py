@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trials import STEP, WORLD, Trials
 
-REPLICATED = ("ddp", "ddp_static", "hsdp", "pp_dp")
+REPLICATED = ("ddp", "ddp_static", "flat", "hsdp", "pp_dp")
 SHARDED = ("fsdp2", "tp", "fsdp2_tp", "pp")
 
 
@@ -37,6 +37,16 @@ def test_variants(trials: Trials, mode: str, variant: str, point: str) -> None:
 @pytest.mark.parametrize("variant", ["TEST_ACCUMULATE=2", "TEST_BF16=1"])
 def test_variants_drained(trials: Trials, variant: str) -> None:
     trials.drain("hsdp", 2, **dict([variant.split("=")]))
+
+
+@pytest.mark.parametrize("mode", ["ddp_views", "hsdp"])
+def test_gradients_that_are_set_to_zero(trials: Trials, mode: str) -> None:
+    """In place, after the update: the joiner, and whoever redoes the step, begin with zeros, and not with nothing."""
+    assert trials.kill(mode, 1, "backward", TEST_ZERO="after") == STEP
+
+
+def test_gradients_that_are_set_to_zero_without_a_replica(trials: Trials) -> None:
+    assert trials.kill("fsdp2", 1, "backward", TEST_ZERO="before", TMRUN_SNAPSHOT_EVERY="3") <= STEP
 
 
 def test_eight(trials: Trials) -> None:

@@ -13,13 +13,15 @@ SAID = {
     "nested": "step 0 begins inside step 0; leave the with block first",
     "outside": "step 0 ran outside `with step:`; put everything that belongs to the step inside that block",
     "optimizer": "a Adam that tmrun.join was not given updates in step 0",
+    "sums": "a SGD updates with gradients to which an earlier step has contributed",
+    "micro-batches": "put all micro-batches of an update into one `with step:` block",
     "again": "run.steps() in the loop: one loop a script",
 }
 
 
 @pytest.mark.parametrize("how", [*SAID, "nothing"])
 def test_misuse(tmp_path: Path, nursery: Nursery, how: str) -> None:
-    job = Cluster(tmp_path, 1, ["--steps", "4"], {"TEST_MISUSE": how}, SCRIPT)
+    job = Cluster(tmp_path, 1, ["--steps", "5"], {"TEST_MISUSE": how}, SCRIPT)
     job.nursery = nursery
     try:
         job.start(at_once=True)

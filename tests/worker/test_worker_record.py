@@ -50,6 +50,38 @@ def test_every_output_is_a_parameter() -> None:
         assert not hasattr(dist, name) or parameter in inspect.signature(getattr(dist, name)).parameters, name
 
 
+def test_every_functional_collective_is_listed() -> None:
+    """All that take a tensor and a group, or several tensors."""
+    made = [f for f in vars(functional).values() if inspect.isfunction(f) and f.__module__ == functional.__name__ and f.__name__[0] != "_"]
+    takes = {f.__name__: [*inspect.signature(f).parameters] for f in made}
+    found = {name for name, names in takes.items() if names[:1] in (["self"], ["inputs"]) and "group" in names}
+    assert found and found <= set(record.FUNCTIONAL)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", [n for n in record.FUNCTIONAL if n.endswith("_autograd") or n == "permute_tensor"])
+def test_functional_collectives_with_gradients(name: str) -> None:
+    """Replayed once, and gradients still flow."""
+    world, made = dist.group.WORLD, getattr(functional, name)
+    more: dict[str, Any] = {
+        "gather_dim": 0, "scatter_dim": 0, "reduceOp": "sum", "output_split_sizes": None, "input_split_sizes": None, "src_dst": [0],
+    }  # fmt: skip
+    given = {key: value for key, value in more.items() if key in inspect.signature(made).parameters}
+
+    def output(run: Any, x: torch.Tensor) -> torch.Tensor:
+        got: torch.Tensor = run(made, (x,), {**given, "group": world})
+        return got
+
+    recorder = record.Recorder()
+    live = output(recorder.run, torch.full((4,), 3.0))
+    replay, x = record.Replay(lambda: recorder.tape), torch.zeros(4, requires_grad=True)
+    rehearsed = output(lambda call, args, kwargs: replay.run(call, None, args, kwargs), x)
+    assert rehearsed.tolist() == live.tolist() == [3.0] * 4
+    assert (replay.replayed, dict(replay.synthesised), replay.called) == (1, {}, {f"functional.{name}"})
+    rehearsed.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [1.0] * 4
+
+
 def test_calls_are_known_by_phase_and_order() -> None:
     recorder = record.Recorder()
     call(recorder.run, give(1), torch.zeros(2))

@@ -11,7 +11,7 @@ from cluster import ROOT, Cluster
 from nursery import Nursery
 
 SCRIPT = Path(__file__).with_name("matrix.py")
-WORLD = {"ddp": 2, "ddp_static": 2, "fsdp2": 2, "hsdp": 4, "tp": 2, "fsdp2_tp": 4, "pp": 2, "pp_dp": 4}
+WORLD = {"ddp": 2, "ddp_static": 2, "ddp_views": 2, "flat": 2, "fsdp2": 2, "hsdp": 4, "tp": 2, "fsdp2_tp": 4, "pp": 2, "pp_dp": 4}
 STEP = 9
 STEPS = 16
 

@@ -64,6 +64,7 @@ def main(arguments: list[str]) -> None:
         become(arguments[1:])
     as_module = arguments[:1] == ["-m"]
     target, *rest = arguments[as_module:]
+    began_in = Path.cwd()
     if is_the_worker:
         os.environ[_ENV_WORKER] = str(os.getpid())  # what ``import tmrun`` looks for; not in children, which inherit all the rest
     else:
@@ -78,7 +79,7 @@ def main(arguments: list[str]) -> None:
             sys.exit(code)
         if rank is None:
             _end(code)
-        _again(rank)
+        _again(rank, began_in)
 
 
 def become(command: list[str]) -> NoReturn:
@@ -115,7 +116,9 @@ def _holder() -> Any:
     return current.HOLDER if current is not None and current.HOLDER.runtime is not None else None
 
 
-def _again(rank: int) -> None:
+def _again(rank: int, began_in: Path) -> None:
+    """The script may have gone to another folder; its own path, and others on its command line, are relative to the first one."""
+    os.chdir(began_in)
     holder = _holder()
     holder.joined = False
     holder.runtime.become(rank)

@@ -112,6 +112,12 @@ class Batches(Generic[T]):
         self.epoch, self.drawn = place
         self._said = state.get("loader")
 
+    def forget(self) -> None:
+        """The next position is another rank's: nothing that was drawn, or is about to be, is of it."""
+        self._recent.clear()
+        self._ahead.clear()
+        self._iterator, self._began = None, b""
+
     def _draw(self) -> _Drawn[T]:
         if self._iterator is None:
             self._begin(self.epoch)
@@ -164,9 +170,7 @@ class Batches(Generic[T]):
         self._iterator = iter(self.loader)
 
     def _seek(self, epoch: int, drawn: int, state: dict[str, Any]) -> None:
-        self._recent.clear()
-        self._ahead.clear()
-        self._iterator, self._began = None, b""
+        self.forget()
         if "generators" in state:
             self._set_states(state["generators"])
         now, said = torch.get_rng_state(), state.get("loader")

@@ -46,6 +46,16 @@ def check_fsdp(module: torch.nn.Module) -> None:
         raise WorkerError(f"fully_shard of torch {torch.__version__} cannot run a broken step again (no reset_iter_state); torch 2.13 can")
 
 
+def holds_gradients(module: torch.nn.Module) -> bool:
+    """Whether FSDP2 has summed up gradients that it has not reduced."""
+    groups = (group for part in fsdp_parts(module) for group in part._get_fsdp_state()._fsdp_param_groups)
+    return any(
+        param.unsharded_accumulated_grad is not None or getattr(getattr(param, "_unsharded_param", None), "grad", None) is not None
+        for group in groups
+        for param in group.fsdp_params
+    )
+
+
 def _reset_root(root: Any, states: Iterable[Any]) -> None:
     groups = [group for state in states for group in state._fsdp_param_groups]
     for group in groups:

@@ -22,6 +22,7 @@ from tmrun.core.errors import WorkerError
 
 _HELD_S = 10.0
 """How long a capture is held back."""
+_captured = threading.Event()
 
 
 class _Turns:
@@ -80,6 +81,7 @@ def guard(called: Callable[[], int]) -> None:
             end(self)
         finally:
             _turns.capture(False)
+        _captured.set()
         if called() != before[0]:
             raise WorkerError(
                 "a CUDA graph was captured with collectives in it, which would use the present communicators for ever; capture computation "
@@ -87,3 +89,8 @@ def guard(called: Callable[[], int]) -> None:
             )
 
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
+
+
+def captured() -> bool:
+    """Whether any graph has been captured in this process."""
+    return _captured.is_set()

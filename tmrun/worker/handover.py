@@ -156,6 +156,7 @@ def roll_back(process: Process, step: int) -> None:
     """A stayer's way back to its own copy."""
     process.state.forget_step()
     tree = transfer.unpack(process.state, process.snapshots.copy_of(process.rank, step))
+    process.state.gradients.adopt(tree["gradients"])
     process.state.put_objects(tree["objects"])
     rng.restore(rng.decode(tree["rng"]))
     process.ledger.restarted()
@@ -184,7 +185,8 @@ def _everything(process: Process, step: int) -> dict[str, Any]:
 
 
 def _common(process: Process, step: int) -> dict[str, Any]:
-    return {"step": step, "group_count": c10d._world.group_count, **_agreed(process)}
+    lasting = process.state.gradients.lasting()
+    return {"step": step, "group_count": c10d._world.group_count, "gradients": lasting, **_agreed(process)}
 
 
 def _agreed(process: Process) -> dict[str, Any]:
@@ -202,6 +204,7 @@ def _adopt(process: Process, tree: dict[str, Any], *, since_reset: int) -> None:
     c10d._world.group_count = tree["group_count"]
     process.ledger.adopt(process.rank, tuple(tree["signatures"]), tree["capacity"])
     process.state.untrained.adopt(tree["untrained"])
+    process.state.gradients.adopt(tree["gradients"])
     process.counters = Counters(SETTLED_STEPS, since_reset)
 
 

@@ -8,7 +8,7 @@
 - ``_set_pg_timeout``: later communicators keep it.
 - ``destroy_process_group``: groups that are gone need no switching.
 - ``DistributedDataParallel.__init__``: a rehearsing process must not reduce.
-- the global optimizer hooks: the vote.
+- the global optimizer hooks: the vote. ``torch.autograd.backward``, with which ``gradients`` knows which step made them.
 - the collectives in ``torch.distributed``, functional ones too: recorded in a live rank's first step, replayed or synthesised while
   rehearsing. In ``torch.distributed`` a communication error before a step's vote is remembered, even if the script swallows it; one
   after the vote must not cut off the rest of the step (a scheduler.step() would be lost), so there it turns into a no-op.
@@ -49,7 +49,10 @@ def install(runtime: Runtime) -> None:
     _catch_init(runtime)
     _catch_groups(runtime)
     _catch_ddp(runtime)
-    register_optimizer_step_pre_hook(lambda optimizer, *_: runtime.before_update(optimizer))
+    _catch_backward(runtime)
+    register_optimizer_step_pre_hook(
+        lambda optimizer, args, kwargs: runtime.before_update(optimizer, closure=any(map(callable, (*args[1:], *kwargs.values()))))
+    )
     register_optimizer_step_post_hook(lambda *_: runtime.after_update())
     graphs.guard(lambda: runtime.calls)
     for name in (*_TENSOR_COLLECTIVES, *sandbox.OBJECT_COLLECTIVES):
@@ -171,6 +174,18 @@ def _catch_ddp(runtime: Runtime) -> None:
         runtime.add_ddp(self)
 
     DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
+
+
+def _catch_backward(runtime: Runtime) -> None:
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            runtime.before_backward()
+        original(*args, **kwargs)
+
+    torch.autograd.backward = backward
 
 
 def _guarded(runtime: Runtime, original: Callable[..., Any], stand_in: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -64,9 +64,10 @@ OUTPUT_OF = {
 FUNCTIONAL = (
     "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "all_gather_tensor", "reduce_scatter_tensor",
     "all_to_all_single", "all_reduce_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced",
-    "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
+    "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced", "all_gather_single_autograd", "all_gather_tensor_autograd",
+    "reduce_scatter_single_autograd", "reduce_scatter_tensor_autograd", "all_to_all_single_autograd", "permute_tensor",
 )  # fmt: skip
-"""Of torch.distributed._functional_collectives; they return what the others gave."""
+"""Of torch.distributed._functional_collectives; they return what the others gave. The last six are made of others in torch 2.13."""
 
 Tape = dict[str, bytes]
 """Call -> its outputs, encoded."""

@@ -313,6 +313,8 @@ class Runtime:
             raise WorkerError(f"step {int(step)} begins inside step {self._open.number}; leave the with block first")
         check_first(self._entered, int(step))
         self._entered, self._next = True, int(step) + 1
+        if self.sandboxed:
+            self._process.state.gradients.begin()
         snapshot = None if self.sandboxed else self._process.state.snapshot()
         self._open = _InStep(int(step), snapshot, self._process.live.groups.names)
         self._process.live.arm(True)
@@ -416,8 +418,13 @@ class Runtime:
         return {}
 
     # -- the vote -------------------------------------------------------------------------------------------------------------------
-    def before_update(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """An optimizer is about to update; the first one in a step votes."""
+    def before_backward(self) -> None:
+        """Gradients are about to be made."""
+        if self._open is not None and not self.sandboxed:
+            self._process.state.gradients.before_backward()
+
+    def before_update(self, optimizer: torch.optim.Optimizer | None = None, *, closure: bool = False) -> None:
+        """An optimizer is about to update, perhaps with a closure that makes its gradients; the first one in a step votes."""
         if self._open is not None and optimizer is not None and not suspects.steps_for(self._process.state, optimizer):
             raise WorkerError(
                 f"a {type(optimizer).__name__} that tmrun.join was not given updates in step {self._open.number}; "
@@ -425,6 +432,8 @@ class Runtime:
             )
         if self._open is None or self.sandboxed:
             return
+        if optimizer is not None:
+            self._process.state.gradients.before_update(optimizer, closure=closure)
         if self._open.tail is None:
             self._vote(self._open)
         else:

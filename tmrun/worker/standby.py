@@ -31,7 +31,7 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     assert replay is not None
     live = process.live
     comm.warm((group.kinds for group in live.groups), live.device.torch_device)
-    process.state.drop_gradients()
+    process.state.gradients.drop_renewed()
     live.device.trim()
     report = coverage.rehearsal(process.rank, rehearsed_s, SETTLED_STEPS, replay, live.device.memory())
     process.link.send(

@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import fixups, rng, values
+from tmrun.worker.gradients import Gradients
+from tmrun.worker.gradients import parameters_of as _parameters
 from tmrun.worker.untrained import Untrained
 
 Needs = dict[str, bytes]
@@ -45,6 +47,10 @@ class State:
     objects: dict[str, Any] = field(default_factory=dict)
     ddps: list[DistributedDataParallel] = field(default_factory=list)
     untrained: Untrained = field(default_factory=Untrained)
+    gradients: Gradients = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gradients = Gradients(self.all_optimizers, self.modules)
 
     def register(self, registered: Mapping[str, Any]) -> None:
         """Sort the objects by kind."""
@@ -62,6 +68,7 @@ class State:
         for kind in (self.modules, self.optimizers, self.objects):
             kind.clear()
         self.untrained.clear()
+        self.gradients.clear()
         self.ddps.clear()
 
     # -- tensors --------------------------------------------------------------------------------------------------------------------
@@ -70,10 +77,14 @@ class State:
         found = {name: _module_tensors(module) for name, module in self.modules.items()}
         return {**found, **{name: _optimizer_tensors(optimizer) for name, optimizer in self.optimizers.items()}}
 
+    def all_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those inside registered wrappers included; each once, though a scheduler holds its own too."""
+        found = [*self.optimizers.values(), *(o for each in self.objects.values() for o in _optimizers(each))]
+        return [*{id(optimizer): optimizer for optimizer in found}.values()]
+
     def trained(self) -> list[torch.Tensor]:
-        """Parameters of all optimizers, those inside registered wrappers included."""
-        owners = [*self.optimizers.values(), *(o for each in self.objects.values() for o in _optimizers(each))]
-        return [parameter for owner in owners for parameter in _parameters(owner)]
+        """Parameters of all optimizers."""
+        return [parameter for optimizer in self.all_optimizers() for parameter in _parameters(optimizer)]
 
     def shared(self, name: str) -> set[str]:
         """Keys whose tensors are the same on replicas: parameters' and optimizers'; buffers may differ until DDP next broadcasts them."""
@@ -137,14 +148,15 @@ class State:
     def snapshot(self) -> Snapshot:
         """Taken at the start of a step."""
         self.untrained.keep(self.modules)
+        self.gradients.begin()
         return Snapshot(rng.capture(), self.encoded_objects(), {n: _groups_of(o) for n, o in self.optimizers.items()})
 
     def forget_step(self) -> None:
-        """Drop what a broken step left behind in modules: gradients, FSDP's unsharded parameters."""
-        self.drop_gradients()
+        """Drop what a broken step left behind, in modules (FSDP's unsharded parameters) and in gradients."""
         self.forget_gathers()
         fixups.reset_pipelines()
         fixups.reset_scalers(self.objects.values(), self.optimizers.values())
+        self.gradients.put_back()
 
     def forget_gathers(self) -> None:
         """FSDP gathers parameters again, on all ranks alike; an evaluation leaves those of the root gathered.
@@ -163,14 +175,6 @@ class State:
                 group.update(kept_group)
         self.put_objects(snapshot.objects)
         rng.restore(snapshot.rng)
-
-    def drop_gradients(self) -> None:
-        """No gradients, on modules and optimizers alike."""
-        for module in self.modules.values():
-            for parameter in module.parameters():
-                parameter.grad = None
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
 
 
 def random_of(needs: Needs) -> dict[str, bytes]:
@@ -191,10 +195,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _module_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: local(t) for name, t in [*module.named_parameters(), *module.named_buffers()]}
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _optimizers(owner: Any) -> list[torch.optim.Optimizer]:

@@ -36,7 +36,7 @@ def find(state: State, namespaces: Iterable[Mapping[str, Any]]) -> list[str]:
     states = {id(optimizer.state) for optimizer in state.optimizers.values()}
     seen = {id(o) for o in (*state.modules.values(), *state.optimizers.values(), *state.objects.values())}
     own = (pair for name, owner in _registered(state) for pair in _inside(name, owner))
-    script = (pair for space in namespaces for key, top in list(space.items()) for pair in _with_inside(key, top))
+    script = (pair for space in namespaces for key, top in list(space.items()) for pair in with_inside(key, top))
     found = []
     for name, value in itertools.chain(own, script):
         if id(value) not in seen:
@@ -61,7 +61,8 @@ def _suspicious(value: Any, parameters: set[int], states: set[int]) -> bool:
     return isinstance(value, torch.nn.Module) and any(id(p) not in parameters for p in value.parameters())
 
 
-def _with_inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def with_inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value, and what it holds one level deep, each with its place."""
     yield name, value
     yield from _inside(name, value)
 

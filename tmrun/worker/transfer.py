@@ -161,7 +161,8 @@ def receive_source(
 ) -> tuple[dict[str, Any], int, bytes]:
     """Receive into ``state``, in place. Returns the sender's tree, bytes received and their digest.
 
-    ``patience``: how long one part may take; the sender may begin ten times as late. ``told(done, total)`` hears of every part.
+    ``patience``: how long one part may take; the sender may begin ten times as late. ``told(done, total)`` hears of every part. Raises
+    RuntimeError when a sender is gone or what it sent arrived damaged, WorkerError when its state does not fit.
     """
     body = _receive_bytes(backend, sender, _TREE, min(LONG, 10 * patience))
     digest = hashlib.blake2b(body, digest_size=16)
@@ -185,7 +186,7 @@ def receive_source(
                 told(done, image.total)
     for source, ours in digests.items():
         if theirs[source].result() != ours.digest():
-            raise WorkerError(f"the state from rank {source} arrived damaged")
+            raise dist.DistBackendError(f"the state from rank {source} arrived damaged")  # not the script's fault
     state.put_rest(tree["rest"])
     return tree, len(body) + done, digest.digest()
 

@@ -1,0 +1,259 @@
+"""Gradients between steps: the same tensors again where a script keeps them, and none of an earlier step in an update."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from tmrun.core.errors import WorkerError
+from tmrun.worker import graphs, values
+from tmrun.worker.state import State
+
+Net = torch.nn.Module
+Optimizer = torch.optim.Optimizer
+
+
+class Script:
+    """A network, an optimizer and a state that notes as the runtime does."""
+
+    def __init__(self, *, flat: bool = False) -> None:
+        torch.manual_seed(0)
+        self.net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), 0.1)
+        self.flat: torch.Tensor | None = None
+        if flat:
+            parameters = list(self.net.parameters())
+            self.flat = torch.zeros(sum(p.numel() for p in parameters))
+            for p, part in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True):
+                p.grad = part.view_as(p)
+        self.state = State()
+        schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.state.register({"net": self.net, "optimizer": self.optimizer, "schedule": schedule})
+
+    @property
+    def gradients(self) -> list[torch.Tensor | None]:
+        return [p.grad for p in self.net.parameters()]
+
+    def backward(self, number: int) -> None:
+        """The second layer has a part in every second step only."""
+        self.state.gradients.before_backward()
+        (self.net if number % 2 else self.net[0])(torch.full((2, 3), 1.0 + number)).square().sum().backward()
+
+    def update(self) -> None:
+        self.state.gradients.before_update(self.optimizer)
+        self.optimizer.step()
+
+    def zero(self, how: str) -> None:
+        if self.flat is not None:
+            self.flat.zero_()
+        else:
+            self.optimizer.zero_grad(set_to_none=how == "anew")
+
+    def step(self, number: int, how: str, *, broken: bool = False) -> None:
+        kept = self.state.snapshot()
+        for again in (True, False) if broken else (False,):
+            if "after" not in how:
+                self.zero(how)
+            self.backward(number)
+            if self.flat is not None:
+                self.flat *= 0.5  # as a reduction of the buffer would
+            if again:
+                self.state.rollback(kept)
+                self.state.snapshot()
+        self.update()
+        if "after" in how:
+            self.zero(how)
+
+    def contents(self) -> bytes:
+        return values.encode([self.net.state_dict(), self.optimizer.state_dict()])
+
+
+HOW = ["anew", "in place", "in place, after", "flat", "flat, after"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("crash", [0, 1, 2, 3])
+def test_a_broken_step_runs_again(how: str, crash: int) -> None:
+    undisturbed, broken = Script(flat="flat" in how), Script(flat="flat" in how)
+    for number in range(6):
+        undisturbed.step(number, how)
+        broken.step(number, how, broken=number == crash)
+        assert broken.contents() == undisturbed.contents(), number
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("moved", [1, 2, 3])
+def test_a_successor_goes_on(how: str, moved: int) -> None:
+    """Its rehearsal went another way: it has gradients where there are none, and none where there are some."""
+    undisturbed, leaver, joiner = (Script(flat="flat" in how) for _ in range(3))
+    for number in (1, 2, 1):
+        joiner.state.gradients.begin()
+        joiner.zero("anew")
+        joiner.backward(number)
+        joiner.optimizer.step()
+    joiner.state.gradients.drop_renewed()
+    assert (joiner.gradients == [None] * 4) == ("flat" not in how), "a standby does not wait with gradients that nobody looks for"
+    for number in range(moved):
+        undisturbed.step(number, how)
+        leaver.step(number, how)
+    parcel = values.encode([leaver.net.state_dict(), leaver.optimizer.state_dict(), leaver.state.gradients.lasting()])
+    net, optimizer, lasting = values.decode(parcel)
+    joiner.net.load_state_dict(net)
+    joiner.optimizer.load_state_dict(optimizer)
+    joiner.state.gradients.adopt(lasting)
+    if how == "anew":
+        assert moved < 3 or joiner.gradients == [None] * 4, "what is made anew takes no memory before"
+    for number in range(moved, moved + 4):
+        undisturbed.step(number, how)
+        joiner.step(number, how)
+        assert joiner.contents() == undisturbed.contents(), number
+
+
+def test_what_a_list_holds_is_found_again() -> None:
+    script = Script()
+    for number in range(2):
+        script.step(number, "in place")
+    held, kept = script.gradients, script.state.snapshot()
+    script.optimizer.zero_grad()
+    script.backward(1)
+    script.state.rollback(kept)
+    assert all(mine is theirs for mine, theirs in zip(script.gradients, held, strict=True))
+    assert not any(gradient.any() for gradient in held if gradient is not None)
+
+
+def test_a_successor_that_goes_back_before_its_first_step() -> None:
+    script = Script(flat=True)
+    views = script.gradients
+    script.state.gradients.adopt(bytes([1] * 4))
+    script.state.forget_step()
+    script.state.gradients.adopt(bytes([1, 0, 1, 1]))
+    assert [mine is view for mine, view in zip(script.gradients, views, strict=True)] == [True, False, True, True]
+
+
+def test_other_parameters_than_in_the_running_job() -> None:
+    with pytest.raises(WorkerError, match="5 parameters in the running job, 4 here"):
+        Script().state.gradients.adopt(bytes(5))
+
+
+# -- gradients that an earlier step has made ----------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    with pytest.raises(WorkerError, match="a AdamW updates with gradients to which an earlier step has contributed"):
+        yield
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_micro_batch_a_step(flat: bool) -> None:
+    script = Script(flat=flat)
+    for number in range(3):
+        script.state.snapshot()
+        if number == 0:
+            script.zero("in place")
+        script.backward(number)
+    with refused():
+        script.update()
+
+
+def test_later_too_once_a_step_has_not_updated() -> None:
+    script = Script()
+    for number in range(8):
+        script.step(number, "anew")
+    for number in range(2):
+        script.state.snapshot()
+        script.zero("anew") if number == 0 else None
+        script.backward(number)
+    with refused():
+        script.update()
+
+
+def test_an_update_before_the_step_has_made_any() -> None:
+    script = Script()
+    script.state.snapshot()
+    script.update()
+    script.backward(0)
+    script.state.snapshot()
+    with refused():
+        script.update()
+
+
+def test_a_step_without_an_update_whose_gradients_are_thrown_away() -> None:
+    """As a scaler of gradients does that were infinite."""
+    for how in HOW:
+        script = Script(flat="flat" in how)
+        for number in range(6):
+            if number in (1, 3):
+                script.state.snapshot()
+                script.zero(how)
+                script.backward(number)
+                script.zero(how) if "after" in how else None
+            else:
+                script.step(number, how)
+
+
+def test_networks_that_learn_in_turns() -> None:
+    """The generator's step adds to the discriminator's gradients, which are set to zero before they are used."""
+    for anew in (False, True):
+        torch.manual_seed(0)
+        nets = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]
+        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+        state = State()
+        state.register({"one": nets[0], "two": nets[1], "first": optimizers[0], "second": optimizers[1]})
+        for number in range(8):
+            state.snapshot()
+            mine = optimizers[number % 2]
+            mine.zero_grad(set_to_none=anew)
+            state.gradients.before_backward()
+            nets[1](nets[0](torch.ones(3))).sum().backward()
+            state.gradients.before_update(mine)
+            mine.step()
+
+
+def test_a_closure_makes_its_own() -> None:
+    script = Script()
+    for _ in range(4):
+        script.state.snapshot()
+        script.state.gradients.before_update(script.optimizer, closure=True)
+        script.zero("in place")
+        script.backward(1)
+        script.optimizer.step()
+
+
+def test_what_a_captured_graph_has_made_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "captured", lambda: True)
+    script = Script()
+    for _ in range(3):
+        script.state.snapshot()
+        script.backward(1)
+        script.update()
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_fully_sharded(alone: Any, sync: bool) -> None:
+    """Summed up before or after they are reduced."""
+    script = Script()
+    fully_shard(script.net)
+    script.optimizer = torch.optim.AdamW(script.net.parameters(), 0.1)
+    script.state.clear()
+    script.state.register({"net": script.net, "optimizer": script.optimizer})
+    script.state.snapshot()
+    script.net.set_requires_gradient_sync(sync)
+    script.backward(1)
+    script.state.snapshot()
+    script.net.set_requires_gradient_sync(True)
+    script.backward(1)
+    with refused():
+        script.update()
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    from torch._C._distributed_c10d import HashStore
+
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,174 @@
+"""Gradients where one step ends and the next begins: which there are, and in which tensors.
+
+Most scripts have new ones made in every step. Others keep the tensors and set them to zero: views of one flat buffer that is reduced at
+once, what a captured graph writes into, what somebody holds in a list. A redone step and a successor have to find such tensors where they
+were; new ones would be reduced, or read, by nobody. So every step notes (weakly: two sets of gradients would be too many) which there were
+when it began. One that outlived a step *lasts*: it is there again, as zeros. One that steps make anew is gone.
+
+Zeros are right unless gradients are summed up over several steps. What a lost rank has summed up is nowhere else, so that is refused, by
+each optimizer's first updates (on all ranks alike) and whenever a step has made gradients without an update. May not know: migrations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tmrun.core.errors import WorkerError
+from tmrun.worker import fixups, graphs, values
+
+_PROVEN = 2
+"""Updates of an optimizer after which it is not looked at any more: the first one has no gradients before it."""
+_LOOK = 128
+"""Steps after which parameters that no optimizer has are looked up again; sooner in the first ones."""
+
+Reference = weakref.ref[torch.Tensor] | None
+
+
+class Gradients:
+    """Of the parameters of ``optimizers()`` and of ``modules``, which may grow."""
+
+    def __init__(self, optimizers: Callable[[], list[torch.optim.Optimizer]], modules: Mapping[str, torch.nn.Module]) -> None:
+        self._optimizers, self._modules = optimizers, modules
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything (soft restart)."""
+        self._trained: list[list[torch.Tensor]] = []
+        """By optimizer."""
+        self._owners: list[torch.Tensor] = []
+        """The trained ones, then the modules' other parameters."""
+        self._noted: list[Reference] = []
+        """What they had when the step began; empty: not known."""
+        self._before: list[Reference] = []
+        """... and the step before."""
+        self._steps = 0
+        self._judged: Counter[int] = Counter()
+        """Updates looked at, by optimizer (its first parameter, for a wrapper's are those of the optimizer in it)."""
+        self._older: list[tuple[torch.Tensor, Reference]] = []
+        """Owners that still have what an earlier step made, as far as this step's backward passes show."""
+        self._summed_unsharded = False
+        self._backwards = self._backwards_before = 0
+        self._updated = False
+
+    # -- a step ---------------------------------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """A step begins."""
+        self._find()
+        self._before, self._noted = self._noted, [None if (g := owner.grad) is None else weakref.ref(g) for owner in self._owners]
+        if self._backwards and not self._updated:
+            self._judged.clear()
+        self._backwards_before, self._backwards, self._updated, self._summed_unsharded = self._backwards, 0, False, False
+        doubtful = self._doubtful()
+        noted = zip(self._owners, self._noted, strict=True) if doubtful else ()
+        self._older = [(owner, r) for owner, r in noted if r is not None and id(owner) in doubtful]
+
+    def before_backward(self) -> None:
+        """Gradients are about to be made, or added to what is there."""
+        self._backwards += 1
+        if self._backwards == 1 and self._doubtful():
+            self._summed_unsharded = any(fixups.holds_gradients(module) for module in self._modules.values())
+        if self._older:
+            self._older = [(o, r) for o, r in self._older if _holds(o, r)]
+
+    def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool = False) -> None:
+        """``optimizer`` is about to use them; it makes them itself in a ``closure``. Raises WorkerError if they are of an earlier step."""
+        self._updated = True
+        first = next((id(p) for group in optimizer.param_groups for p in group["params"]), 0)
+        if self._judged[first] >= _PROVEN:
+            return
+        self._judged[first] += 1
+        places = {*map(id, parameters_of(optimizer))}
+        older = [(o, r) for o, r in self._older if id(o) in places]
+        if self._backwards:
+            summed = bool(older) or self._summed_unsharded
+        else:
+            summed = not closure and self._backwards_before > 0 and any(_holds(o, r) for o, r in older)
+        if summed:
+            raise WorkerError(
+                f"a {type(optimizer).__name__} updates with gradients to which an earlier step has contributed; they would be lost with a "
+                "rank. Set them to zero in every step, and put all micro-batches of an update into one `with step:` block"
+            )
+
+    def _doubtful(self) -> set[int]:
+        """Parameters of optimizers that may sum up gradients over steps. What a captured graph writes shows nowhere."""
+        if graphs.captured():
+            return set()
+        return {id(p) for mine in self._trained if self._judged[id(mine[0])] < _PROVEN for p in mine}
+
+    # -- where the last step left them ----------------------------------------------------------------------------------------------
+    def lasting(self) -> bytes:
+        """For a successor: 1 for each parameter whose gradient lasts, or is the first one that it ever had, else 0."""
+        self._find()
+        before = self._noted or itertools.repeat(None)
+        return bytes(o.grad is not None and (r is None or r() is o.grad) for o, r in zip(self._owners, before, strict=False))
+
+    def drop_renewed(self) -> None:
+        """Free what the next step would make anew."""
+        for owner, noted in zip(self._owners, self._noted, strict=False):
+            if noted is None or noted() is not owner.grad:
+                owner.grad = None
+
+    def put_back(self) -> None:
+        """To where the step began; where that is not known, as they are. What they hold is gone."""
+        noted = {id(owner): reference for owner, reference in zip(self._owners, self._noted, strict=False)}
+        self._find()
+        for owner in self._owners:
+            reference = noted.get(id(owner))
+            known = reference() if reference is not None else None
+            _put(owner, known if id(owner) in noted else owner.grad)
+        self._noted, self._before = self._before, []
+
+    def adopt(self, lasting: bytes) -> None:
+        """Have gradients where another process, or this one at another step, had ``lasting`` ones. Raises WorkerError."""
+        self._find()
+        if len(lasting) != len(self._owners):
+            raise WorkerError(f"{len(lasting)} parameters in the running job, {len(self._owners)} here; same script, same flags?")
+        for owner, lasts in zip(self._owners, lasting, strict=True):
+            _put(owner, (torch.zeros_like(owner.detach()) if owner.grad is None else owner.grad) if lasts else None)
+        self._noted = self._before = []
+
+    def _find(self) -> None:
+        trained = [mine for optimizer in self._optimizers() if (mine := parameters_of(optimizer))]
+        self._steps += 1
+        known = [(len(mine), id(mine[0])) for mine in trained] == [(len(mine), id(mine[0])) for mine in self._trained]
+        if known and self._steps > 3 and self._steps % _LOOK:
+            return
+        whole = [module for module in self._modules.values() if not fixups.fsdp_parts(module)]  # else parameters come and go
+        owners = {id(p): p for p in _flat(trained)} | {id(p): p for module in whole for p in module.parameters()}
+        if [*owners] != [id(owner) for owner in self._owners]:
+            self._noted = self._before = []
+        self._trained, self._owners = trained, [*owners.values()]
+
+
+_flat = itertools.chain.from_iterable
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """In the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _put(owner: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    if owner.grad is not gradient:
+        owner.grad = gradient
+    if gradient is not None:
+        with torch.no_grad():
+            values.shard(gradient).zero_()
+
+
+def _holds(owner: torch.Tensor, noted: Reference) -> bool:
+    """Whether a parameter's gradient is what it was, and is not zero. While a graph is captured nobody can look."""
+    gradient = owner.grad
+    if gradient is None or noted is None or noted() is not gradient or _capturing(gradient):
+        return False
+    content = values.shard(gradient)
+    return bool((content._values() if content.is_sparse else content).any())
+
+
+def _capturing(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
