@@ -261,6 +261,46 @@ def test_a_plain_script_comes_back_from_its_checkpoint(lab: Lab, tmp_path: Path)
     assert said(lab.output(), "final") == said(oracle.stdout, "final")
 
 
+CATCHES = """
+import runpy, sys, traceback
+try:
+    runpy.run_path(sys.argv.pop(1), run_name="__main__")
+except Exception:
+    traceback.print_exc()
+    sys.exit(1)
+"""
+"""As Hydra and others run a script: what ended it is only on stderr."""
+
+
+def test_a_lost_host_restarts_a_plain_program_long_before_its_lease_runs_out(lab: Lab, tmp_path: Path) -> None:
+    """One launcher a host, a shell script, no files; the host that goes is the coordinator's. Who lost it is not blamed, though nothing but
+    stderr tells, and its sweeper's word is asked for."""
+    script, state, program = tmp_path / "resumes.py", tmp_path / "state", tmp_path / "job.sh"
+    script.write_text(RESUMES)
+    (tmp_path / "catches.py").write_text(CATCHES)
+    program.write_text(f"#!/bin/sh\n{sys.executable} {tmp_path}/catches.py {script} {state}\n")
+    program.chmod(0o755)
+    with EmbeddedEtcd(tmp_path / "etcd") as etcd:
+        where = ("--etcd", etcd.url, "--job", "plain")
+        flags = ("--nnodes", "2", "--standby", "1", "--lease-ttl", "120", "--max-restarts", "0", "--no-python", "--log-dir", "/dev/null")
+        for name in "abc":
+            lab.launch(*where, *flags, "--node-name", name, script=program, script_args=())
+
+        def begun(restart: int) -> list[list[str]]:
+            words = (line.split() for i in range(3) for line in said(lab.output(i), "begins"))
+            return sorted(w[1:3] for w in words if w[3] == str(restart))
+
+        wait_for("training", lambda: state.exists() and len(begun(0)) == 2)
+        now = lab.status(*where)
+        seated = [n["name"] for n in now["nodes"] if n["ranks"]]
+        victim = now["coordinator"] if now["coordinator"] in seated else seated[0]
+        lab.launches["abc".index(victim)].kill()
+        (tmp_path / "go").touch()
+        wait_for("all start again", lambda: begun(1) == [["0", "0"], ["1", "1"]], 100)
+        assert sorted(launch.wait(DEADLINE_S) for launch in lab.launches) == [-9, 0, 0]
+        assert sum(len(said(lab.output(i), "final")) for i in range(3)) == 2
+
+
 TIMED = """
 import datetime, os, time
 import torch.distributed.elastic.timer as timer

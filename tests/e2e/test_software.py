@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+
 import pytest
 from e2e_lab import DEADLINE_S, Lab, wait_for
 from test_hangs import inject
@@ -9,8 +13,10 @@ from test_training_goes_on import LOCAL
 
 
 def test_exception_and_exit_code_restart_everybody_within_the_budget(lab: Lab) -> None:
-    """Twice the program fails, twice everything starts again in place, and the standby stays one; the third time it is over."""
-    lab.launch(*LOCAL, "--max-restarts", "2", TEST_FAULT=str(lab.folder / "fault"), TEST_PACE_S="0.3")
+    """Twice the program fails, twice everything starts again in place, and the standby stays one; the third time it is over, and that is
+    reported, not the kill that the standby had healed."""
+    error = lab.folder / "error.json"
+    lab.launch(*LOCAL, "--max-restarts", "2", TEST_FAULT=str(lab.folder / "fault"), TEST_PACE_S="0.3", TORCHELASTIC_ERROR_FILE=str(error))
     for epoch, kind, text in ((2, "raise", "exit code 1"), (3, "exit", "exit code 3")):
         lab.wait_warm()
         inject(lab, 3, kind)
@@ -18,10 +24,16 @@ def test_exception_and_exit_code_restart_everybody_within_the_budget(lab: Lab) -
         assert (row["cause"], row["leaver"]) == ("restart", "")
         assert text in row["reason"]
         assert [n["slot"] for n in lab.status()["nodes"]] == [0, 1, None]
-    lab.trains()
+    before = lab.wait_warm()
+    os.kill(next(n["pids"][0] for n in before["nodes"] if 0 in n["ranks"]), signal.SIGKILL)
+    wait_for("its ranks have moved", lambda: [r["cause"] for r in lab.history()][3:] == ["failure"])
+    lab.trains(before["step"] + 3)
     inject(lab, 3, "exit")
     assert lab.launches[0].wait(DEADLINE_S) == 3
-    assert "after 2 restarts" in lab.output()
+    report = lab.output().partition("FAILED, after 2 restarts")[2]
+    assert "rank      : 3 (local_rank: 1)" in report
+    assert "SIGKILL" not in report, "what a standby healed has not ended the job"
+    assert json.loads(error.read_text())["message"]["errorCode"] == 3
 
 
 LEAVES = """\

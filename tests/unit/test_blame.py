@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from test_breaker import KEYS, TTL, Clock, _job, _seat
 
-from tmrun.core import codec, coordinator, ended, living, node, restarts
+from tmrun.core import codec, coordinator, ended, living, losses, node, restarts
 from tmrun.core.decision import DOUBT_SHARE, Timers
 from tmrun.core.membership import Job
 from tmrun.core.model import Cause, Done, Doubt, Host, Incident, Kind, Notice, Obituary, RankMap, Trouble
@@ -165,6 +165,19 @@ def test_what_a_worker_leaves_reaches_the_blame() -> None:
     for fact in (node.Exited(8, 1, "exit code 1", echo=True), node.Exited(7, 2, "exit code 2")):
         group = node._observe_group(group, fact)
     assert (dict(group.exits), group.echoes) == ({1: 1, 0: 2}, {1})
+
+
+def test_whose_failure_is_the_newest() -> None:
+    killed = trouble(5, "killed by SIGKILL", 137)
+    assert losses.blamed(job()) is None
+    assert losses.blamed(job(ECHO, killed)) == "n5", "not the first, who only lost a peer"
+    made = job(ECHO, killed)
+    assert made.map is not None
+    restart = replace(made.map, epoch=2, generation=2, kind=Kind.RESTART)
+    assert losses.blamed(replace(made, map=restart)) == "n5", "of the map before"
+    lost = replace(restart, incidents=(Incident(Host("n9"), -1, Cause.LOST),))
+    assert losses.blamed(replace(made, map=lost)) == "n9"
+    assert losses.blamed(replace(made, map=lost, troubles={7: replace(trouble(7, "mine"), epoch=2)})) == "n7"
 
 
 def test_only_the_end_of_a_rank_that_nobody_wished_is_told() -> None:

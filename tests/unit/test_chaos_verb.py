@@ -16,6 +16,7 @@ from tmrun_agent.chaos import Chaos
 from tmrun.cli import chaos, jobs
 from tmrun.core.codec import encode
 from tmrun.core.model import (
+    Cause,
     End,
     Event,
     Fault,
@@ -23,6 +24,7 @@ from tmrun.core.model import (
     Head,
     Host,
     Incarnation,
+    Incident,
     JobState,
     Kind,
     Move,
@@ -31,6 +33,7 @@ from tmrun.core.model import (
     Resume,
     Run,
     Seat,
+    Spec,
     Timing,
 )
 from tmrun.core.node import Group, Purpose
@@ -154,6 +157,17 @@ def test_it_asks_and_says_what_to_expect(tmrun: Any, store: MemoryStore) -> None
     assert "cut node0 off for 18 s" in tmrun("chaos", "partition", "node0").err
     tmrun("cordon", "node[10-11]")
     assert "no standby is warm, nobody can take ranks 2-3 over yet" in tmrun("chaos", "kill", "node1").err
+    for slot in range(4):
+        store.put(KEYS.run(slot), encode(Run(slot, Host(f"node{slot}"), seat(f"node{slot}").incarnation, 3, (11, 12))))
+    assert "kill rank 2 of node1: the script has not reached run.steps: all workers restart" in tmrun("chaos", "kill", "node1").err
+    seats = tuple(seat(f"node{i}") for i in range(4))
+    store.put(KEYS.map(3), encode(RankMap(3, Kind.RESTART, seats, 3, incidents=(Incident(Host("node1"), 2, Cause.KILLED),), row=1)))
+    store.put(KEYS.head, encode(Head(3, 0, 1)))
+    assert "all workers restart" in tmrun("chaos", "kill", "node1").err, "--max-restarts is 3"
+    store.put(KEYS.map(3), encode(RankMap(3, Kind.RESTART, seats, 3, incidents=(Incident(Host("node1"), 2, Cause.KILLED),), program=True)))
+    store.put(KEYS.spec, encode(Spec(4, 2, 2, ("train.py",), max_restarts=1)))
+    assert "rank 2 was killed before, and the script has not reached run.steps: the job ends" in tmrun("chaos", "kill", "node1").err
+    assert "all workers restart" in tmrun("chaos", "kill", "node1", "--rank", "3").err
     assert job(store).faults == {}
 
 

@@ -78,13 +78,13 @@ def test_failures_without_progress_have_a_budget_that_progress_resets() -> None:
 def test_a_rank_that_dies_the_same_way_before_and_after_a_restart() -> None:
     past = [RankMap(1, Kind.INITIAL, SEATS, 1), failure(2, "b", 0, Cause.MEMORY, kind=Kind.RESTART)]
     other = failure(3, "a", 0, Cause.LOST, -1, kind=Kind.RESTART)
-    again = trouble("b", -1, Cause.MEMORY)
-    assert policy.repeated(past, [again]) is again
-    assert policy.repeated([*past, other], [trouble("a", -1, rank=1), again]) is again
-    assert policy.repeated(past, [trouble("b", -1, Cause.KILLED)]) is None
-    assert policy.repeated(past, [trouble("b", -1, Cause.MEMORY, rank=2)]) is None
-    assert policy.repeated([*past, failure(3, "a", 10)], [again]) is None, "the job trained"
-    assert policy.repeated([*past, other], [trouble("a", -1, Cause.LOST, rank=-1)]) is None
+    assert policy.repeated(past, 3, Cause.MEMORY)
+    assert policy.repeated([*past, other], 3, Cause.MEMORY)
+    assert not policy.repeated(past, 3, Cause.KILLED)
+    assert not policy.repeated(past, 2, Cause.MEMORY)
+    assert not policy.repeated([*past, failure(3, "a", 10)], 3, Cause.MEMORY), "the job trained"
+    assert not policy.repeated([*past, other], -1, Cause.LOST)
+    assert not policy.repeated([*past, failure(3, "a", 0, Cause.LOST, kind=Kind.RESTART)], 3, Cause.LOST), "its machine went away"
 
 
 def test_a_killed_agent_comes_back_ever_later() -> None:

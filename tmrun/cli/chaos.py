@@ -15,10 +15,10 @@ import click
 
 from tmrun.cli import events, jobs, options, read
 from tmrun.cli.jobs import Connection
-from tmrun.core import planner, transactions
+from tmrun.core import planner, policy, transactions
 from tmrun.core.errors import NotFoundError, OutcomeUnknown, RefusedError, StillRunningError, TmrunError, UsageError
 from tmrun.core.membership import Job
-from tmrun.core.model import FENCE_SHARE, Event, Fault, FaultKind, Host, JobState, Kind
+from tmrun.core.model import FENCE_SHARE, Cause, Event, Fault, FaultKind, Host, JobState, Kind
 from tmrun.core.ranklist import ranks_named
 from tmrun.core.story import EventKind
 from tmrun.tui import launch_view, views
@@ -113,8 +113,11 @@ def _outlook(job: Job, fault: Fault) -> str:
     slot = job.map.slot_of_host(fault.host) if job.map else None
     if slot is None or job.spec is None:
         return "it holds no ranks; training goes on"
-    ranks = ranks_named(job.spec.ranks(slot))
+    ranks, victim = ranks_named(job.spec.ranks(slot)), job.spec.ranks(slot)[fault.local_rank]
     if not job.movable:
+        again = fault.kind is FaultKind.KILL and not fault.agent and policy.repeated(job.maps, victim, Cause.KILLED)
+        if again and job.program_restarts >= job.spec.max_restarts:
+            return f"rank {victim} was killed before, and the script has not reached run.steps: the job ends (--max-restarts)"
         return "the script has not reached run.steps: all workers restart"
     if not planner.standbys(job):
         return f"no standby is warm, nobody can take {ranks} over yet"

@@ -13,6 +13,7 @@ import click
 
 from tmrun.cli import jobs, options
 from tmrun.cli.jobs import Connection
+from tmrun.core import losses
 from tmrun.core.errors import NotFoundError, UsageError
 from tmrun.core.membership import Job
 from tmrun.core.model import Host
@@ -91,10 +92,9 @@ def _chosen(current: Job, what: str | None, first_failure: bool) -> tuple[Host, 
 
 
 def _failed(current: Job) -> Host:
-    if current.troubles:
-        return next(iter(current.troubles.values())).host
-    if current.map is not None and current.map.moves and current.map.kind.value == "failure":
-        return current.map.moves[0].leaver.host
+    host = losses.blamed(current)
+    if host is not None:
+        return host
     raise NotFoundError("nothing has failed in the current epoch; `tmrun history` shows earlier ones")
 
 

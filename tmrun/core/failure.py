@@ -16,7 +16,8 @@ _ECHOES = (
     "Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe", "Socket closed", "connection was closed",
     "recvBytes failed", "sendBytes failed", "remote process exited", "Timed out waiting", "ncclRemoteError", "ailed to recv, got 0 bytes",
     "ailed to send, sent 0 bytes", "connection reset by peer", "Application timeout caused pair closure", "Connection timed out",
-    "client socket has timed out", "clients joined", "Watchdog caught collective operation timeout",
+    "client socket has timed out", "clients joined", "Connection closed by remote peer", "Got completion from peer",
+    "Watchdog caught collective operation timeout",
 )  # fmt: skip
 _ABORTED = 134
 """128 + SIGABRT: how C++ ends a process for an error that nobody catches, NCCL's watchdog among others."""

@@ -55,6 +55,15 @@ def echoes(job: Job, slot: int) -> bool:
     return trouble is not None and trouble.echo
 
 
+def blamed(job: Job) -> Host | None:
+    """Whose failure is the newest, if anybody's is known: one that nothing has been done about yet, else the one behind the newest map."""
+    told = list(job.troubles.values())
+    now = [t for t in told if job.trouble(t.slot)]
+    if not now and job.map is not None and job.map.incidents:
+        return job.map.incidents[0].host
+    return min(now or told, key=lambda t: (-t.epoch, t.echo)).host if told else None
+
+
 def exit_code(job: Job, failed: list[int]) -> int:
     """Of the first whose workers told one; 1: none did."""
     return next((job.troubles[i].exit_code for i in failed if job.trouble(i)), 1)

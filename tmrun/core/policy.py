@@ -99,12 +99,11 @@ def _futile(maps: Sequence[RankMap], step: int) -> Iterator[RankMap]:
         yield current
 
 
-def repeated(maps: Sequence[RankMap], troubles: Sequence[Trouble]) -> Trouble | None:
-    """One of these whose rank has died of the same cause before an earlier restart of all workers, however long they ran since: who is out
-    of memory after 70 minutes will be again. A migration between them forgives: the job trained. Lost nodes prove nothing."""
+def repeated(maps: Sequence[RankMap], rank: int, cause: Cause) -> bool:
+    """Whether this rank has died of this cause before an earlier restart of all workers, however long they ran since: who is out of memory
+    after 70 minutes will be again. A migration between them forgives: the job trained. A lost machine is never the program's."""
     row = takewhile(lambda m: m.kind is Kind.RESTART, reversed(maps))
-    past = {(i.rank, i.cause) for m in row for i in m.incidents}
-    return next((t for t in troubles if t.rank >= 0 and t.cause is not Cause.LOST and (t.rank, t.cause) in past), None)
+    return rank >= 0 and cause is not Cause.LOST and any((i.rank, i.cause) == (rank, cause) for m in row for i in m.incidents)
 
 
 def restart_delay(lives_s: Sequence[float]) -> float:

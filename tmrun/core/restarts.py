@@ -5,12 +5,12 @@ May not know: moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from tmrun.core import losses, planner, policy, shortage, transactions
 from tmrun.core.decision import Decision, Timers, ending
 from tmrun.core.membership import Job
-from tmrun.core.model import UNSEEN_SHARE, Host, JobState, Kind, RankMap, Trouble
+from tmrun.core.model import UNSEEN_SHARE, JobState, Kind, RankMap, Trouble
 from tmrun.core.plural import many
 
 MACHINE_RESTARTS = 10
@@ -36,27 +36,17 @@ def after_loss(job: Job, current: RankMap, failed: list[int], reason: str, timer
     if any(timers.since(f"gone {i} {current.seats[i].incarnation}", now) < job.spec.lease_ttl_s * UNSEEN_SHARE for i in unsure):
         return Decision(None, f"{losses.what(job, unsure[0])}: presumed dead, restarting when it must have ended its workers")
     accused = [i for i in failed if losses.accuses(job, i)]
-    again = policy.repeated(job.maps, [job.troubles[i] for i in accused if job.trouble(i)])
+    told = (t for t in map(job.trouble, accused) if t is not None)
+    again = next((t for t in told if policy.repeated(job.maps, t.rank, t.cause)), None)
     code = losses.exit_code(job, failed) if again is None else again.exit_code
     if again is not None:
         reason = f"{again.host} rank {again.rank}: {again.text}, as before an earlier restart: that follows the rank"
-    resting = losses.resting(job, timers, now)
-    return restart(job, reason, code, timers, now, program=again is not None, accused=accused, resting=resting)
+    return restart(job, reason, code, timers, now, program=again is not None, accused=accused)
 
 
-def restart(
-    job: Job,
-    reason: str,
-    exit_code: int,
-    timers: Timers,
-    now: float,
-    *,
-    program: bool,
-    accused: Collection[int] = (),
-    resting: Collection[Host] = (),
-) -> Decision:
+def restart(job: Job, reason: str, exit_code: int, timers: Timers, now: float, *, program: bool, accused: Sequence[int] = ()) -> Decision:
     """All workers anew; ``exit_code`` is the job's when the budget is spent. ``program``: it is charged to ``--max-restarts``.
-    ``accused``: slots whose failure is remembered. ``resting``: hosts that get no ranks if there are others."""
+    ``accused``: slots whose failure is remembered."""
     assert job.spec is not None
     budget = job.spec.max_restarts if program else MACHINE_RESTARTS
     row = 0 if job.told.lasted or job.map is None else job.map.row
@@ -64,12 +54,12 @@ def restart(
     if spent >= budget:
         after = f" (after {many(spent, 'restart')}{'' if program else ' in a row'})" if budget else ""
         return ending(job, JobState.FAILED, exit_code, reason + after)
-    seats = planner.restart_seats(job, resting)
+    seats = planner.restart_seats(job, losses.resting(job, timers, now))
     if len(seats) < job.spec.nnodes:
         here, who = f"{len(seats)} of {job.spec.nnodes}", shortage.missing(job, seats)
         if shortage.over(job, timers, now):
             within = f"only {here} nodes to restart on within {job.spec.node_wait_s:.0f} s; {who}"
             return ending(job, JobState.FAILED, exit_code, f"{reason}; {within}")
         return Decision(None, f"waiting for nodes to restart: {here} here, {who}")
-    txn = transactions.start(job, seats, Kind.RESTART, reason, program=program, row=row if program else row + 1, failed=tuple(accused))
+    txn = transactions.start(job, seats, Kind.RESTART, reason, program=program, row=row if program else row + 1, failed=accused)
     return Decision(txn, reason, f"restarting all workers (restart {job.restarts + 1}): {reason}")
