@@ -170,7 +170,7 @@ class Agent:
             case Parked(reason):
                 self.publisher.event(f"{self.member.host}: {reason}; its workers wait with their state for the store")
             case GoesAway(reason):
-                self._leaving = reason
+                self._leaving = reason or ("SIGTERM" if self._term_at else "")
             case Interrupted(number):
                 self._interrupt(number)
 

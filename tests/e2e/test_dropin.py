@@ -122,16 +122,20 @@ def test_a_failure_is_told_from_its_cause(lab: Lab, tmp_path: Path) -> None:
 
 
 SIGNALLED = r"""
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])  # in this process group, as a DataLoader's workers are
+def told(number, _):
+    time.sleep(0.5)
+    sys.stdout.write(f"got {signal.Signals(number).name}, child {child.poll()}\n")  # in one piece
 for name in ("SIGUSR1", "SIGINT"):
-    signal.signal(getattr(signal, name), lambda number, _: sys.stdout.write(f"got {signal.Signals(number).name}\n"))  # in one piece
+    signal.signal(getattr(signal, name), told)
 sys.stdout.write("ready\n")
 while True: time.sleep(0.1)
 """
 
 
 def test_signals_are_passed_on(lab: Lab, tmp_path: Path) -> None:
-    """nohup is honoured, SIGUSR1 reaches workers that go on, Ctrl-C reaches them as SIGINT, a second one does not wait for them."""
+    """nohup is honoured, SIGUSR1 reaches workers, and nobody else, that go on, Ctrl-C reaches all as SIGINT, a second one does not wait."""
     script = tmp_path / "signalled.py"
     script.write_text(SIGNALLED)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -140,7 +144,7 @@ def test_signals_are_passed_on(lab: Lab, tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     launcher = lab.launches[0]
-    for number, seen in ((signal.SIGHUP, "ready"), (signal.SIGUSR1, "got SIGUSR1"), (signal.SIGINT, "got SIGINT")):
+    for number, seen in ((signal.SIGHUP, "ready"), (signal.SIGUSR1, "got SIGUSR1, child None"), (signal.SIGINT, "got SIGINT, child -2")):
         wait_for("workers", lambda: lab.output().count("ready") == 2)
         launcher.send_signal(number)
         wait_for(seen, lambda seen=seen: lab.output().count(seen) == 2)

@@ -151,6 +151,71 @@ def test_the_store_outlives_the_node_of_its_host(lab: Lab, script: Path) -> None
     assert [launch.wait(DEADLINE_S) for launch in lab.launches] == [143, 143]
 
 
+SAVES = r"""
+import os, signal, sys, time
+def save(number, _):
+    time.sleep(1)
+    open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+sys.stdout.write(f"rank {os.environ['RANK']} ready\n")
+time.sleep(600)
+"""
+"""The usual way to be preempted: SIGTERM, a checkpoint, the end."""
+
+
+def test_workers_that_nobody_can_take_over_get_sigterm(lab: Lab, tmp_path: Path) -> None:
+    """One of two hosts is told to go, then the other one; in a second job both at once. Each can save, and the job does not stay open."""
+    script = tmp_path / "saves.py"
+    script.write_text(SAVES)
+    with EmbeddedEtcd(tmp_path / "etcd") as etcd:
+        for job, together in (("one", False), ("two", True)):
+            saved = tmp_path / job
+            saved.mkdir()
+            where = ("--etcd", etcd.url, "--job", job)
+            found = [lab.launch(*where, "--nnodes", "2", "--node-rank", r, script=script, script_args=(str(saved),)) for r in "01"]
+            hosts = [lab.launches[i] for i in found]
+            wait_for("workers", lambda found=found: all(f"rank {r} ready" in lab.output(i) for r, i in enumerate(found)))
+            for host in hosts:
+                host.send_signal(signal.SIGTERM)
+                if not together:
+                    assert host.wait(60) == 143, lab.output(lab.launches.index(host))
+            assert [host.wait(60) for host in hosts] == [143, 143]
+            assert sorted(path.name for path in saved.iterdir()) == ["0", "1"]
+            assert lab.status(*where)["state"] == "stopped"
+
+
+def test_nodes_that_never_come(lab: Lab, script: Path, tmp_path: Path) -> None:
+    """For the first start, and to restart on; nobody holds an allocation for longer than --join-timeout."""
+    error = tmp_path / "error.json"
+    with EmbeddedEtcd(tmp_path / "etcd") as etcd:
+        flags = ("--etcd", etcd.url, "--nnodes", "2", "--lease-ttl", "3")
+        lab.launch(*flags, "--job", "one", "--join-timeout", "3", script=script, script_args=("sleep",), TORCHELASTIC_ERROR_FILE=str(error))
+        for name in ("a", "b"):
+            lab.launch(*flags, "--job", "two", "--join-timeout", "20", "--node-name", name, script=script, script_args=("sleep",))
+        assert lab.launches[0].wait(60) == 1
+        assert "tmrun: job failed: only 1 of 2 nodes came within 3 s; here: " in lab.output()
+        assert "only 1 of 2 nodes came within 3 s" in error.read_text()
+        wait_for("workers", lambda: all("of 2 restart 0" in lab.output(i) for i in (1, 2)))
+        os.kill(lab.launches[2].pid, signal.SIGKILL)
+        assert lab.launches[1].wait(90) == 1
+        assert "only 1 of 2 nodes to restart on within 20 s; missing: b" in lab.output(1)
+
+
+def test_the_host_of_the_only_store_is_lost(lab: Lab, script: Path) -> None:
+    """Its workers, agent and etcd, all at once: who is left has no work and nobody to ask, and does not wait for ever."""
+    flags = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nnodes", "2", "--lease-ttl", "3", "--join-timeout", "15")
+    lab.launch(*flags, "--node-name", "a", script=script, script_args=("sleep",))
+    wait_for("the store", lambda: "this host runs the store of the job" in lab.output())
+    lab.launch(*flags, "--node-name", "b", script=script, script_args=("sleep",))
+    wait_for("workers", lambda: all("of 2 restart 0" in lab.output(i) for i in (0, 1)))
+    for pid in (lab.launches[0].pid, *below(lab.launches[0].pid)):
+        os.kill(pid, signal.SIGKILL)
+    assert lab.launches[1].wait(90) == 6
+    assert "tmrun: the store of job job is lost: nothing is left to do here" in lab.output(1)
+    lab.cli("--nnodes", "1", "--no-python", "true")  # removes the folder that nobody was left to remove
+
+
 BAD = {
     "no such script": (("nope.py",), 2, "script 'nope.py' does not exist"),
     "no such module is the program's own error": (("-m", "no_such_module_here"), 1, "job failed"),

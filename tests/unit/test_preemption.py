@@ -13,6 +13,7 @@ from tmrun.core.membership import Job
 from tmrun.core.model import (
     Admin,
     Cause,
+    Done,
     End,
     Host,
     JobState,
@@ -167,6 +168,11 @@ def test_workers_that_heard_of_it_before_their_agent_did_are_no_fault_either() -
         assert isinstance(said, node.Submit)
         (trouble,) = [codec.decode(Trouble, o.value) for o in said.txn.ops if isinstance(o, Put)]
         assert trouble.cause is cause
+    over = replace(group, killed="", exits={0: 0, 1: 0})
+    for joined, what in ((frozenset[int](), "trouble"), (frozenset({0, 1}), "done")):
+        said = reconcile.reconcile(node.Node(ME, 1, replace(over, joined=joined), 1), running(*shut_down("a")))
+        assert isinstance(said, node.Submit)
+        assert [o.key for o in said.txn.ops if isinstance(o, Put)] == [getattr(KEYS, what)(0)], "a loop that is over is over"
 
 
 def test_the_job_is_stopped_when_every_host_goes() -> None:
@@ -177,7 +183,8 @@ def test_the_job_is_stopped_when_every_host_goes() -> None:
     assert (end.state, end.exit_code) == (JobState.STOPPED, 143)
     left = running(*shut_down("a", "b", state=OpState.DONE), hosts=("a",))
     assert preemption.abandoned(left), "who has left before counts"
-    for job in (running(*shut_down("a", "b")), running(*shut_down("a", "b", "s", prompt=False)), running(), snapshot({})):
+    over = replace(everybody, done={0: Done(0, 1), 1: Done(1, 1)})
+    for job in (over, running(*shut_down("a", "b")), running(*shut_down("a", "b", "s", prompt=False)), running(), snapshot({})):
         assert not preemption.abandoned(job)
 
 

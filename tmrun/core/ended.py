@@ -81,4 +81,6 @@ def well(node: Node, job: Job, group: Group) -> Effect:
         return Note(Forgotten(), "those workers are accounted for")
     if group.left or (job.map is not None and job.map.seats[group.slot] != node.me):
         return submit(transactions.release(job, group.slot), Forgotten())  # a leaver; its word may come after its end
+    if preemption.shut_down(job, node.me.host) and not group.joined:  # it has saved what it had, and is not done
+        return submit(transactions.release(job, group.slot, _first_failure(node, job, group)), Forgotten())
     return submit(transactions.release(job, group.slot, Done(group.slot, group.epoch)), Forgotten())

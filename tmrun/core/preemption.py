@@ -65,8 +65,10 @@ def taken_away(job: Job, host: Host) -> str:
 
 def abandoned(job: Job) -> bool:
     """Every host that holds ranks, or could take some, is shut down or has been: nobody is to go on. Needs a snapshot of everything."""
-    seated = {s.host for s in job.map.seats} if job.map is not None else set()
-    hosts = job.members.keys() | seated
+    seats = job.map.seats if job.map is not None else ()
+    if seats and len(job.done) == len(seats):
+        return False
+    hosts = job.members.keys() | {s.host for s in seats}
     return bool(hosts) and all(shut_down(job, host) for host in hosts)
 
 
