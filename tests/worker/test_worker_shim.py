@@ -97,6 +97,7 @@ def test_ranks_may_differ(cluster: Make, same: Same) -> None:
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line; and nothing but the slot is used."""
+    monkeypatch.delenv(ENV_SWITCH, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(shim.sys, "modules", {k: v for k, v in shim.sys.modules.items() if k != "tmrun_shim"})
     monkeypatch.setattr(shutil, "which", lambda _: None)
