@@ -255,10 +255,11 @@ def test_a_host_whose_rehearsals_fail_is_no_standby_but_runs_what_starts_anew() 
     assert [m.host for m in planner.unable(lost)] == ["s"]
     assert planner.first_seats(lost) == (seat("a"), seat("s"))
     assert planner.first_seats(running(faulty("s"), faulty("t"), hosts=("a", "u"))) == (seat("a"), seat("u")), "others come first"
-    died = Timers({f"gone 1 {seat('b').incarnation}": -1e3})
+    died = Timers({f"gone 1 {seat('b').incarnation}": -1e3, "short 1": -failures.RETURNS_S - 1})
     decision = failures.replace(lost, lost.spec, lost.map, [1], died, 0.0)  # type: ignore[arg-type]
     assert decision.txn is not None and decision.txn.name == "restart map of epoch 2"
     assert "s cannot take over: its rehearsal failed 3 times" in decision.reason
+    assert failures.replace(lost, lost.spec, lost.map, [1], Timers(), 0.0).txn is None, "b may come back"  # type: ignore[arg-type]
     warming = running(faulty("s"), (KEYS.member("t"), member("t")), *leads, hosts=("a",))
     assert failures.replace(warming, lost.spec, lost.map, [1], died, 0.0).txn is None, "t may be warm soon"  # type: ignore[arg-type]
 

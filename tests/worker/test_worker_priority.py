@@ -6,10 +6,9 @@ import ctypes
 import os
 import platform
 import threading
-from collections.abc import Callable
 
 import pytest
-from cluster import Cluster
+from trials import Trials
 
 from tmrun import wire
 from tmrun.worker import priority
@@ -23,9 +22,9 @@ def niceness(pid: int) -> tuple[int, int | None]:
     return os.getpriority(os.PRIO_PROCESS, pid), libc.syscall(_IOPRIO_GET, 1, pid) >> 13 if _IOPRIO_GET is not None else None
 
 
-def test_a_standby_gives_way_until_it_takes_a_rank(cluster: Callable[..., Cluster]) -> None:
+def test_a_standby_gives_way_until_it_takes_a_rank(trials: Trials) -> None:
     """That of the CPU only where it may be raised again; that of its I/O always."""
-    job = cluster(2, TEST_PACE_S="0.1")
+    job = trials.make("ddp", TEST_PACE_S="0.1")
     joiner = job.standby(1)
     job.start()
     own, io = niceness(job.ranks[1].pid)

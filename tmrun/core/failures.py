@@ -7,6 +7,9 @@ from tmrun.core.decision import DOUBT_SHARE, Decision, Timers, ending
 from tmrun.core.membership import Job
 from tmrun.core.model import JobState, Kind, RankMap, Spec
 
+RETURNS_S = 30.0
+"""A lost host may be back by then, and take over with everybody's state as it is; all start anew on one that cannot only later."""
+
 
 def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
     """What to do about the slots that failed; None: none did."""
@@ -73,7 +76,8 @@ def replace(job: Job, spec: Spec, current: RankMap, failed: list[int], timers: T
         unsaid = [losses.what(job, i) for i in failed if not job.trouble(i)]
         return Decision(txn, reason, "; ".join([*unsaid, f"plan: {attempts.plan_text(job, plan)}"]))
     able, unable = planner.standbys(job, warm_only=False), planner.unable(job)
-    if len(able) < len(failed) <= len(able) + len(unable) and len(planner.first_seats(job)) == spec.nnodes:
+    enough = len(able) < len(failed) <= len(able) + len(unable) and len(planner.first_seats(job)) == spec.nnodes
+    if enough and timers.since(shortage.timer(job), now) > min(RETURNS_S, spec.node_wait_s / 2):
         reason = f"{losses.what(job, failed[0])}; {unable[0].host} cannot take over: {unable[0].fault}"
         return restarts.after_loss(job, current, failed, reason, timers, now)
     if shortage.over(job, timers, now) and len(able) < len(failed):
