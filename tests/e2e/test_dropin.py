@@ -168,12 +168,12 @@ def test_a_program_of_its_own(lab: Lab, tmp_path: Path) -> None:
 def test_interpreters_that_somebody_put_in_between(lab: Lab, tmp_path: Path) -> None:
     """A wrapper that forgets ``exec`` runs plain scripts; one that the kernel refuses is this machine's failure, told with the reason."""
     script = tmp_path / "plain.py"
-    script.write_text("import tmrun; print('ran', tmrun.join().rehearsing); raise SystemExit(5)")
+    script.write_text("import sys, tmrun; print('took part:', 'torch' in sys.modules); raise SystemExit(5)")
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
     wrapper.chmod(0o755)
     answer = lab.cli(str(script), PYTHON_EXEC=str(wrapper))
-    assert (answer.returncode, answer.stdout) == (5, "ran False\n"), answer.stderr
+    assert (answer.returncode, answer.stdout) == (5, "took part: False\n"), answer.stderr
     assert "$PYTHON_EXEC starts Python as a process below itself" in answer.stderr
     wrapper.write_bytes(b"\x7fELF")
     answer = lab.cli(str(script), PYTHON_EXEC=str(wrapper))
