@@ -215,8 +215,9 @@ def test_networks_that_learn_in_turns() -> None:
 
 def test_a_closure_makes_its_own() -> None:
     script = Script()
-    for _ in range(4):
+    for number in range(4):
         script.state.snapshot()
+        script.backward(1) if number % 2 else None  # of another network
         script.state.gradients.before_update(script.optimizer, closure=True)
         script.zero("in place")
         script.backward(1)

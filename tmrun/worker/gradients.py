@@ -76,8 +76,10 @@ class Gradients:
             self._older = [(o, r) for o, r in self._older if _holds(o, r)]
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool = False) -> None:
-        """``optimizer`` is about to use them; it makes them itself in a ``closure``. Raises WorkerError if they are of an earlier step."""
+        """``optimizer`` is about to use them, or to make its own in a ``closure``. Raises WorkerError if they are of an earlier step."""
         self._updated = True
+        if closure:
+            return
         first = next((id(p) for group in optimizer.param_groups for p in group["params"]), 0)
         if self._judged[first] >= _PROVEN:
             return
@@ -87,7 +89,7 @@ class Gradients:
         if self._backwards:
             summed = bool(older) or self._summed_unsharded
         else:
-            summed = not closure and self._backwards_before > 0 and any(_holds(o, r) for o, r in older)
+            summed = self._backwards_before > 0 and any(_holds(o, r) for o, r in older)
         if summed:
             raise WorkerError(
                 f"a {type(optimizer).__name__} updates with gradients to which an earlier step has contributed; they would be lost with a "
