@@ -122,6 +122,10 @@ class Job(RuleBasedStateMachine):
     def drain_or_else(self, index: int) -> None:
         self.world.drain(self.name(index), force_after_s=3.0)
 
+    @rule(index=INDEX)
+    def term(self, index: int) -> None:
+        self.world.agents[self.name(index)].term = True
+
     @rule(index=INDEX, wanted=st.booleans())
     def cordon(self, index: int, wanted: bool) -> None:
         self.world.cordon(self.name(index), wanted=wanted)

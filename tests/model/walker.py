@@ -95,6 +95,14 @@ def _drain_by(world: World, rng: random.Random) -> str:
     return f"drain {name} within 3 s: {world.drain(name, force_after_s=3.0) or 'refused'}"
 
 
+def _term(world: World, rng: random.Random) -> str:
+    name = _host(world, rng)
+    if not name:
+        return ""
+    world.agents[name].term = True
+    return f"SIGTERM to {name}"
+
+
 def _cordon(world: World, rng: random.Random) -> str:
     name, wanted = rng.choice(sorted(world.agents)), rng.random() < 0.6
     return f"{'cordon' if wanted else 'uncordon'} {name}: {world.cordon(name, wanted=wanted)}"
@@ -147,6 +155,7 @@ FAULTS: dict[Fault, int] = {
     _undrain: 4,
     _replace: 2,
     _drain_by: 2,
+    _term: 3,
     _cordon: 3,
     _pause: 3,
     _restart: 6,

@@ -137,13 +137,11 @@ class Agent:
             return ""
 
     def _leave(self) -> str:
-        if not self.term:
-            return ""
         job, group = self.job(), self.node.group
-        txn = preemption.answer(job, self.me, "SIGTERM", preemption.HANDOVER_S, prompt=True)
+        txn = preemption.answer(job, self.me, "SIGTERM" if self.term else "", preemption.HANDOVER_S, prompt=self.term)
         if txn is not None:
             return f"{txn.name}{'' if self.submit(txn) else ' FAILS'}"
-        if not preemption.gone(job, self.me) or (group is not None and group.purpose is Purpose.ACTIVE and not group.gone):
+        if not self.term or not preemption.gone(job, self.me) or (group is not None and group.purpose is Purpose.ACTIVE and not group.gone):
             return ""
         whole, said = self.world.job(), "leaves"
         if whole.end is None and preemption.abandoned(whole):
@@ -468,11 +466,9 @@ class World:
         for host in self.job().admins:
             self.cordon(host, wanted=False)
         job = self.job()
+        faulty = {host for host, member in job.members.items() if member.value.fault}
         for name, agent in list(self.agents.items()):
-            member = job.members.get(Host(name))
-            if not agent.alive and job.end is None:
-                self.add_host(name)
-            elif member is not None and member.value.fault and job.end is None:
+            if job.end is None and (not agent.alive or agent.term or agent.host in faulty):
                 self.kill_agent(name)
                 self.add_host(name)
         while sum(not job.draining(Host(n)) for n in self.agents) < self.spec.nnodes + 2:

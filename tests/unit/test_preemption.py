@@ -53,6 +53,9 @@ def test_it_takes_back_what_it_asked_for_and_nothing_else() -> None:
         txn = preemption.answer(running(*asked(state)), ME, "", 0.0)
         assert txn is not None and txn.name == "undrain"
     assert preemption.answer(running(*asked(op_id="d-123")), ME, "", 0.0) is None, "an operator's drain is the operator's"
+    moved = (KEYS.map(1), RankMap(1, Kind.DRAIN, (seat("s"), seat("b")), 1))
+    assert preemption.answer(running(*asked(), moved), ME, "", 0.0) is None, "it was carried out: the coordinator says so first"
+    assert preemption.answer(running(*asked(OpState.DONE), moved), ME, "", 0.0) is not None
 
 
 def test_a_second_notice_is_another_request() -> None:

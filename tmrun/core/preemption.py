@@ -39,6 +39,9 @@ def answer(job: Job, me: Seat, reason: str, force_after_s: float, *, prompt: boo
     asked = op if op is not None and op.state is OpState.OPEN else None
     if reason and prompt and asked is not None and asked.hosts == (me.host,) and not asked.prompt:
         return transactions.hasten(job, asked, force_after_s)
+    carried_out = job.map is not None and job.map.slot_of_host(me.host) is None
+    if asked is not None and carried_out and not reason:
+        return None  # the coordinator says so first
     if not reason and draining and admin is not None and admin.op.startswith(PREFIX):
         return transactions.withdraw_drain(job, (me.host,), asked, "the machine stays after all")
     return None
