@@ -326,7 +326,7 @@ class Agent:
         """Ask for a drain when this machine goes away; end when SIGTERM said so and nothing depends on this node any more."""
         job, term = self.job(), bool(self._term_at)
         forced = preemption.HANDOVER_S if term else self.config.notices.deadline_s
-        txn = preemption.answer(job, self.me, self._leaving, forced, prompt=term) if self.views.loaded else None
+        txn = preemption.answer(job, self.me, self._leaving, forced, shutdown=term) if self.views.loaded else None
         if txn is not None and self.submit(txn):
             news = f"goes away ({self._leaving}): drain" if self._leaving else "stays after all: no drain"
             self.publisher.event(f"{self.me.host}: {news}", EventKind.NODE_LEAVES)

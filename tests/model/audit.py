@@ -11,7 +11,7 @@ from training import Worker, require
 from tmrun.core import migration as judging
 from tmrun.core import node, planner, reconcile
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import Host, Kind, Migration, NodeState, OpState, Phase, RankMap, Seat, Verb, Vote
+from tmrun.core.model import Host, JobState, Kind, Migration, NodeState, OpState, Phase, RankMap, Seat, Verb, Vote
 from tmrun.core.states import known_hosts, node_state
 from tmrun.core.txn import Listing, Txn
 
@@ -85,6 +85,9 @@ class Audit:
             require(who.host not in old.votes, "9", f"{what}: it has voted")
         elif txn.name.startswith(("claim", "switch", "release", "report trouble")):
             self._lawful_run(who, what, txn, old)
+        elif verb == "end" and new.end is not None and new.end.state is JobState.STOPPED:
+            stay = [s.host for s in (old.map.seats if old.map else ()) if s.host not in self.world.told_to_go]
+            require(not stay, "19", f"{what}: nobody told {stay} to go")
         elif verb == "update":
             require(old.alive(who), "10", f"{what}: it is no member")
 

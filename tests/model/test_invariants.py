@@ -124,7 +124,7 @@ class Job(RuleBasedStateMachine):
 
     @rule(index=INDEX)
     def term(self, index: int) -> None:
-        self.world.agents[self.name(index)].term = True
+        self.world.term(self.name(index))
 
     @rule(index=INDEX, wanted=st.booleans())
     def cordon(self, index: int, wanted: bool) -> None:

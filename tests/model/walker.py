@@ -99,7 +99,7 @@ def _term(world: World, rng: random.Random) -> str:
     name = _host(world, rng)
     if not name:
         return ""
-    world.agents[name].term = True
+    world.term(name)
     return f"SIGTERM to {name}"
 
 

@@ -138,7 +138,7 @@ class Agent:
 
     def _leave(self) -> str:
         job, group = self.job(), self.node.group
-        txn = preemption.answer(job, self.me, "SIGTERM" if self.term else "", preemption.HANDOVER_S, prompt=self.term)
+        txn = preemption.answer(job, self.me, "SIGTERM" if self.term else "", preemption.HANDOVER_S, shutdown=self.term)
         if txn is not None:
             return f"{txn.name}{'' if self.submit(txn) else ' FAILS'}"
         if not self.term or not preemption.gone(job, self.me) or (group is not None and group.purpose is Purpose.ACTIVE and not group.gone):
@@ -304,6 +304,7 @@ class World:
         self.audit = Audit(self)
         self.agents: dict[str, Agent] = {}
         self.lives: dict[str, int] = {}
+        self.told_to_go: set[str] = set()
         self.ops = 0
         self.late: Callable[[Agent, Txn], None] | None = None
         """Called when an agent has decided on a transaction and has not sent it yet."""
@@ -326,6 +327,11 @@ class World:
         agent.store.crash()
         for worker in self.training.of(agent.me):
             worker.exit = 137
+
+    def term(self, name: str) -> None:
+        """The host gets SIGTERM."""
+        self.agents[name].term = True
+        self.told_to_go.add(name)
 
     def hang(self, name: str) -> bool:
         """One process of the host gets stuck; once all others wait for it, every agent notices that its workers make no progress."""

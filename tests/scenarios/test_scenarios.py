@@ -108,7 +108,7 @@ class Play:
         return []
 
     def do_term(self, host: str) -> None:
-        self.world.agents[host].term = True
+        self.world.term(host)
 
     def do_bury(self, host: str) -> None:
         self.world.bury(host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from test_core import KEYS, running, seat, snapshot
+from test_core import KEYS, member, running, seat, snapshot
 
 from tmrun.core import codec, coordinator, drains, node, preemption, reconcile
 from tmrun.core.decision import Decision, Timers
@@ -80,7 +80,7 @@ def shut_down(*hosts: str, **more: Any) -> list[tuple[str, object]]:
     """These have got SIGTERM and asked for their drain."""
     found: list[tuple[str, object]] = [(KEYS.leader, Leader(Host("a"), seat("a").incarnation, 1)), (KEYS.term, Term(1))]
     for host in hosts:
-        op = Operation(f"notice-{host}", Verb.DRAIN, (Host(host),), f"{preemption.GOES_AWAY}: SIGTERM", "", 20.0, prompt=True)
+        op = Operation(f"notice-{host}", Verb.DRAIN, (Host(host),), f"{preemption.GOES_AWAY}: SIGTERM", "", 20.0, seat(host).incarnation)
         op = replace(op, **more)
         found += [(KEYS.op(op.id), op), (KEYS.admin(host), Admin(Host(host), True, op.reason, op.id))]
     return found
@@ -92,11 +92,11 @@ def decide(job: Job, waited_s: float = 0.0) -> Decision:
 
 def test_sigterm_hastens_a_drain_that_waits() -> None:
     """First the notice, then SIGTERM: the same request."""
-    txn = preemption.answer(running(*asked()), ME, "SIGTERM", 20.0, prompt=True)
+    txn = preemption.answer(running(*asked()), ME, "SIGTERM", 20.0, shutdown=True)
     assert txn is not None and txn.name == "hasten notice-a-a.1-0"
     (op,) = [codec.decode(Operation, o.value) for o in txn.ops]  # type: ignore[union-attr]
-    assert (op.prompt, op.force_after_s, op.reason) == (True, 20.0, "this machine goes away: spot")
-    assert preemption.answer(running(*shut_down("a")), ME, "SIGTERM", 20.0, prompt=True) is None
+    assert (op.shutdown, op.force_after_s, op.reason) == ("a.1", 20.0, "this machine goes away: spot")
+    assert preemption.answer(running(*shut_down("a")), ME, "SIGTERM", 20.0, shutdown=True) is None
 
 
 def unjoined(*more: tuple[str, object]) -> Job:
@@ -129,11 +129,11 @@ def test_another_handover_is_not_disturbed() -> None:
 def test_a_pause_keeps_an_operators_drain_from_being_forced_but_no_machine_from_going() -> None:
     paused = replace(running(*shut_down("a"), hosts=("a", "b")), pause=Pause())
     assert decide(paused).say.startswith("a: no standby is warm")
-    assert not decide(replace(paused, ops={k: replace(op, prompt=False) for k, op in paused.ops.items()}), 21.0).say
+    assert not decide(replace(paused, ops={k: replace(op, shutdown="") for k, op in paused.ops.items()}), 21.0).say
 
 
 def test_a_notice_and_an_operator_wait_for_a_standby_until_their_deadline() -> None:
-    waits = running(*shut_down("a", prompt=False), hosts=("a", "b"))
+    waits = running(*shut_down("a", shutdown=""), hosts=("a", "b"))
     assert decide(waits, 19.0).reason == "no warm standby for slot 0"
     assert decide(waits, 21.0).reason == "drain notice-a is overdue"
 
@@ -166,7 +166,7 @@ def test_an_end_by_the_agent_itself_is_no_fault_either() -> None:
 def test_workers_that_heard_of_it_before_their_agent_did_are_no_fault_either() -> None:
     """A scheduler may send SIGTERM to every process of a host, and a script end with any code then."""
     group = node.Group(node.Purpose.ACTIVE, 0, 1, 1, (1, 2), killed="a worker of this node failed", exits={0: 1, 1: 143})
-    for more, cause in (({}, Cause.LOST), ({"prompt": False}, Cause.PROGRAM)):
+    for more, cause in (({}, Cause.LOST), ({"shutdown": ""}, Cause.PROGRAM)):
         said = reconcile.reconcile(node.Node(ME, 1, group, 1), running(*shut_down("a", **more)))
         assert isinstance(said, node.Submit)
         (trouble,) = [codec.decode(Trouble, o.value) for o in said.txn.ops if isinstance(o, Put)]
@@ -186,8 +186,10 @@ def test_the_job_is_stopped_when_every_host_goes() -> None:
     assert (end.state, end.exit_code) == (JobState.STOPPED, 143)
     left = running(*shut_down("a", "b", state=OpState.DONE), hosts=("a",))
     assert preemption.abandoned(left), "who has left before counts"
+    back = running(*shut_down("a", "b", "s"), (KEYS.member("s"), member("s", 2)))
+    assert not preemption.abandoned(back), "its machine is back, and the request not taken back yet"
     over = replace(everybody, done={0: Done(0, 1), 1: Done(1, 1)})
-    for job in (over, running(*shut_down("a", "b")), running(*shut_down("a", "b", "s", prompt=False)), running(), snapshot({})):
+    for job in (over, running(*shut_down("a", "b")), running(*shut_down("a", "b", "s", shutdown="")), running(), snapshot({})):
         assert not preemption.abandoned(job)
 
 

@@ -59,7 +59,7 @@ def force(job: Job, timers: Timers, now: float) -> Decision | None:
     coordinator), or its machine is being shut down and nobody could take the ranks over."""
     held = {s.host for s in job.map.seats} if job.map else set()
     for op in job.open_ops():
-        if op.force_after_s and held & set(op.hosts) and (op.prompt or not job.pause):
+        if op.force_after_s and held & set(op.hosts) and (op.shutdown or not job.pause):
             late = timers.since(f"request {op.id}", now) > op.force_after_s
             why = f"drain {op.id} is overdue" if late else _stranded(job, op)
             if why:
@@ -69,7 +69,7 @@ def force(job: Job, timers: Timers, now: float) -> Decision | None:
 
 def _stranded(job: Job, op: Operation) -> str:
     """Why nobody could take the ranks over now, if that is what the request does not want to wait for."""
-    if not op.prompt or job.open_migration is not None or losses.taking_over(job):
+    if not op.shutdown or job.open_migration is not None or losses.taking_over(job):
         return ""  # what is under way must not be disturbed
     if not (job.movable or job.told.movable):
         return f"{', '.join(op.hosts)}: a script without run.steps cannot be handed over"

@@ -588,8 +588,8 @@ class Operation:
     to: str = ""
     force_after_s: float = 0.0
     """A drain that is not committed after this long becomes a replacement; 0: it waits."""
-    prompt: bool = False
-    """It becomes one as soon as nobody could take the ranks over: its machine is being shut down (SIGTERM)."""
+    shutdown: str = ""
+    """The life of its node whose machine is shut down (SIGTERM), if so: it becomes one as soon as nobody could take the ranks over."""
     gently: bool = False
     """A replacement that was a drain: the workers get SIGTERM and the grace period."""
     state: OpState = OpState.OPEN

@@ -23,8 +23,9 @@ HANDOVER_S = 20.0
 ABANDONED = End(JobState.STOPPED, 143, "SIGTERM to every host of it")
 
 
-def answer(job: Job, me: Seat, reason: str, force_after_s: float, *, prompt: bool = False) -> Txn | None:
-    """The next thing to write. ``reason`` why this machine goes away, empty: it stays. ``force_after_s``, ``prompt``: see ``Operation``."""
+def answer(job: Job, me: Seat, reason: str, force_after_s: float, *, shutdown: bool = False) -> Txn | None:
+    """The next thing to write. ``reason`` why this machine goes away, empty: it stays. ``force_after_s``: see ``Operation``. ``shutdown``:
+    it does so now."""
     admin = job.admins.get(me.host)
     draining = admin is not None and admin.draining
     if job.end is not None:
@@ -32,13 +33,13 @@ def answer(job: Job, me: Seat, reason: str, force_after_s: float, *, prompt: boo
     if reason and not draining:
         number = sum(o.hosts == (me.host,) and o.id.startswith(PREFIX) for o in job.ops.values())
         op_id = f"{PREFIX}{me.host}-{me.incarnation}-{number}"
-        return transactions.request(
-            job, Operation(op_id, Verb.DRAIN, (me.host,), f"{GOES_AWAY}: {reason}", "", force_after_s, prompt=prompt)
-        )
-    op = job.ops.get(admin.op) if admin is not None and draining else None
-    asked = op if op is not None and op.state is OpState.OPEN else None
-    if reason and prompt and asked is not None and asked.hosts == (me.host,) and not asked.prompt:
-        return transactions.hasten(job, asked, force_after_s)
+        life = me.incarnation if shutdown else ""
+        op = Operation(op_id, Verb.DRAIN, (me.host,), f"{GOES_AWAY}: {reason}", "", force_after_s, life)
+        return transactions.request(job, op)
+    found = job.ops.get(admin.op) if admin is not None and draining else None
+    asked = found if found is not None and found.state is OpState.OPEN else None
+    if reason and shutdown and asked is not None and asked.hosts == (me.host,) and asked.shutdown != me.incarnation:
+        return transactions.hasten(job, asked, me, force_after_s)
     carried_out = job.map is not None and job.map.slot_of_host(me.host) is None
     if asked is not None and carried_out and not reason:
         return None  # the coordinator says so first
@@ -76,7 +77,7 @@ def abandoned(job: Job) -> bool:
 
 
 def shut_down(job: Job, host: Host) -> bool:
-    """Whether its machine has got SIGTERM."""
-    admin = job.admins.get(host)
+    """Whether its machine has got SIGTERM, and no newer life of it is here."""
+    admin, member = job.admins.get(host), job.members.get(host)
     op = job.ops.get(admin.op) if admin is not None and admin.draining else None
-    return op is not None and op.prompt
+    return op is not None and bool(op.shutdown) and (member is None or member.value.incarnation == op.shutdown)

@@ -364,10 +364,10 @@ def force(job: Job, op: Operation) -> Txn:
     return Txn((*_as_leader(job), ValueIs(job.keys.op(op.id), encode(op))), (Put(job.keys.op(op.id), encode(forced)),), f"force {op.id}")
 
 
-def hasten(job: Job, op: Operation, force_after_s: float) -> Txn:
-    """The machine of a node that is being drained is shut down now: the request waits no longer than this, and not at all in vain."""
-    prompt = replace(op, prompt=True, force_after_s=force_after_s)
-    return Txn((ValueIs(job.keys.op(op.id), encode(op)),), (Put(job.keys.op(op.id), encode(prompt)),), f"hasten {op.id}")
+def hasten(job: Job, op: Operation, me: Seat, force_after_s: float) -> Txn:
+    """My machine, which is being drained, is shut down now: the request waits no longer than this, and not at all in vain."""
+    hastened = replace(op, shutdown=me.incarnation, force_after_s=force_after_s)
+    return Txn((ValueIs(job.keys.op(op.id), encode(op)),), (Put(job.keys.op(op.id), encode(hastened)),), f"hasten {op.id}")
 
 
 def report_doubt(job: Job, doubt: Doubt, lease: int) -> Txn:
