@@ -207,10 +207,10 @@ def test_node_ranks_and_an_id_can_be_used_again(lab: Lab, tmp_path: Path) -> Non
     )
     port = free_port()
     with EmbeddedEtcd(tmp_path / "etcd") as etcd:
-        flags = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.url.removeprefix("http://"), "--rdzv-id", "again", "--nnodes", "2")
+        flags = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.url.removeprefix("http://"), "--rdzv-id", "team/a: 1", "--nnodes", "2")
         for turn in range(2):
             lab.launch(*flags, "--node-rank", "1", "--node-name", "first", script=script, script_args=())
-            wait_for("the first", lambda: lab.status("--etcd", etcd.url, "again").get("nodes"))
+            wait_for("the first", lambda: lab.status("--etcd", etcd.url, "team/a: 1").get("nodes"))
             lab.launch(*flags, "--node-rank", "0", "--node-name", "second", "--master-port", str(port), script=script, script_args=())
             assert [launch.wait(DEADLINE_S) for launch in lab.launches[-2:]] == [0, 0], lab.output(2 * turn)
             assert f"at first.sock 1 0 {port}" in lab.output(2 * turn)
