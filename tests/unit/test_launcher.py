@@ -191,6 +191,7 @@ def _agent(launcher: Launcher, script: str) -> subprocess.Popen[bytes]:
     agent = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     assert agent.stdout is not None and agent.stdout.readline() == b"\n"
     launcher.agents["a"] = cast(Any, agent)
+    launcher._own.add(agent.pid)  # else it is an orphan that the launcher reaps
     return agent
 
 
