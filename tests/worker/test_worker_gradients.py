@@ -21,19 +21,21 @@ Optimizer = torch.optim.Optimizer
 class Script:
     """A network, an optimizer and a state that notes as the runtime does."""
 
-    def __init__(self, *, flat: bool = False) -> None:
+    def __init__(self, *, flat: bool = False, aged: str = "") -> None:
         torch.manual_seed(0)
         self.net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), 0.1)
         self.flat: torch.Tensor | None = None
+        self.state = State()
+        schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.state.register({"net": self.net, "optimizer": self.optimizer, "schedule": schedule})
+        for number in range(20 if aged else 0):
+            self.step(number, "anew" if flat else aged)
         if flat:
             parameters = list(self.net.parameters())
             self.flat = torch.zeros(sum(p.numel() for p in parameters))
             for p, part in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True):
                 p.grad = part.view_as(p)
-        self.state = State()
-        schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
-        self.state.register({"net": self.net, "optimizer": self.optimizer, "schedule": schedule})
 
     @property
     def gradients(self) -> list[torch.Tensor | None]:
@@ -78,8 +80,9 @@ HOW = ["anew", "in place", "in place, after", "flat", "flat, after"]
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("crash", [0, 1, 2, 3])
-def test_a_broken_step_runs_again(how: str, crash: int) -> None:
-    undisturbed, broken = Script(flat="flat" in how), Script(flat="flat" in how)
+@pytest.mark.parametrize("aged", [False, True])
+def test_a_broken_step_runs_again(how: str, crash: int, aged: bool) -> None:
+    undisturbed, broken = (Script(flat="flat" in how, aged=how if aged else "") for _ in range(2))
     for number in range(6):
         undisturbed.step(number, how)
         broken.step(number, how, broken=number == crash)
@@ -88,9 +91,11 @@ def test_a_broken_step_runs_again(how: str, crash: int) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("moved", [1, 2, 3])
-def test_a_successor_goes_on(how: str, moved: int) -> None:
+@pytest.mark.parametrize("aged", [False, True])
+def test_a_successor_goes_on(how: str, moved: int, aged: bool) -> None:
     """Its rehearsal went another way: it has gradients where there are none, and none where there are some."""
-    undisturbed, leaver, joiner = (Script(flat="flat" in how) for _ in range(3))
+    undisturbed, leaver = (Script(flat="flat" in how, aged=how if aged else "") for _ in range(2))
+    joiner = Script(flat="flat" in how)
     for number in (1, 2, 1):
         joiner.state.gradients.begin()
         joiner.zero("anew")
@@ -107,7 +112,7 @@ def test_a_successor_goes_on(how: str, moved: int) -> None:
     joiner.optimizer.load_state_dict(optimizer)
     joiner.state.gradients.adopt(lasting)
     if how == "anew":
-        assert moved < 3 or joiner.gradients == [None] * 4, "what is made anew takes no memory before"
+        assert (moved < 3 and not aged) or joiner.gradients == [None] * 4, "what is made anew takes no memory before"
     for number in range(moved, moved + 4):
         undisturbed.step(number, how)
         joiner.step(number, how)
