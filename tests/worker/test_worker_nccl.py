@@ -336,6 +336,15 @@ def test_each_device_has_its_own_backend_replaced(world: dist.ProcessGroup, how:
 
 
 @needs_shim
+def test_a_process_loads_a_backend_once_however_often_its_script_runs() -> None:
+    loaded: list[Like] = []
+    made_up: Any = {"cpu": SimpleNamespace(NAME="made up", warm=loaded.append), "cuda": SimpleNamespace(NAME="another", warm=loaded.append)}
+    done: set[str] = set()
+    for _ in range(2):
+        comm.warm([made_up, made_up], torch.device("cpu"), done)
+    assert (len(loaded), done) == (2, {"made up", "another"})
+
+
 def test_what_is_queued_counts_as_done_only_when_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     dist.init_process_group("cpu:nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -248,10 +248,11 @@ class _Makings:
         return joined([making.connection(backend(devices[0])) for devices, making in self._parts])
 
 
-def warm(groups: Iterable[Kinds], device: torch.device) -> None:
-    """Do once what the first communicators of such groups would else do when they are needed."""
-    for kind in {kind.NAME: kind for kinds in groups for kind in kinds.values()}.values():
+def warm(groups: Iterable[Kinds], device: torch.device, done: set[str]) -> None:
+    """Do once in a process what the first communicators of such groups would else do when they are needed. ``done``: kept by its owner."""
+    for kind in {kind.NAME: kind for kinds in groups for kind in kinds.values() if kind.NAME not in done}.values():
         kind.warm(Like(device))
+        done.add(kind.NAME)
 
 
 @contextmanager

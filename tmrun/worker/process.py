@@ -110,6 +110,8 @@ class Process:
     priority: Priority = field(default_factory=Priority)
     probe: Probe | None = None
     """Of the GPU, once the loop began on one."""
+    warmed: set[str] = field(default_factory=set)
+    """Backends whose first use this process has behind it."""
     replay: Replay | None = None
     """While rehearsing."""
     snapshots: Snapshots = field(init=False)

@@ -30,7 +30,7 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     replay = process.replay
     assert replay is not None
     live = process.live
-    comm.warm((group.kinds for group in live.groups), live.device.torch_device)
+    comm.warm((group.kinds for group in live.groups), live.device.torch_device, process.warmed)
     process.state.gradients.drop_renewed()
     live.device.trim()
     report = coverage.rehearsal(process.rank, rehearsed_s, SETTLED_STEPS, replay, live.device.memory())
