@@ -45,8 +45,8 @@ def _prepare(node: Node, job: Job, group: Group, current: Migration) -> Effect |
     refused = next((a for a in group.answers.values() if a.refused), None)
     if refused:
         return submit(transactions.vote(job, Vote(node.me.host, node.me.incarnation, current.id, False, refused.refused, refused.again)))
-    if len(group.answers) < len(group.pids):
-        return None
+    if len(group.answers) < len(group.pids) or (current.kind is Kind.DRAIN and group.doubt):
+        return None  # a doubt is told in place of a vote: workers that wait for an explanation never get to the stop step
     return submit(transactions.vote(job, _yes(node, group, current.id)))
 
 
@@ -102,8 +102,11 @@ def _active(node: Node, job: Job, group: Group, current: RankMap) -> Effect | No
 
 
 def _stuck(job: Job, group: Group, current: RankMap) -> Effect | None:
-    """Somebody was lost after a drain's commit: leavers that are not at the stop step yet cannot get there, and must not wait for it."""
-    if not (job.told.epoch == job.epoch and job.told.failed) or group.abort_sent == current.migration:
+    """Somebody was lost after a drain's commit, or connections: leavers that are not at the stop step yet cannot get there, and must not
+    wait for it."""
+    lost = job.told.epoch == job.epoch and bool(job.told.failed)
+    broken = job.open_migration is not None and job.open_migration.kind is Kind.FAILURE
+    if not (lost or broken) or group.abort_sent == current.migration:
         return None
     return Abort(current.migration, "a rank was lost before its stop step, perhaps")
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from tmrun.core.model import (
+    Kind,
     Machine,
     Migration,
     RankMap,
@@ -420,7 +421,7 @@ def _sent(group: Group, effect: Prepare | Commit | Abort) -> Group:
         purpose=purpose,
         slot=slot,
         generation=effect.map.generation,
-        doubt="",
+        doubt=group.doubt if effect.map.kind is Kind.DRAIN else "",  # parked workers wait on: only a failure's commit is an answer
         signs=(),
     )
 
