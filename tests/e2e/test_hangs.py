@@ -44,6 +44,23 @@ def test_one_hang_after_the_other(lab: Lab, oracle: Oracle) -> None:
     assert_exact(lab, oracle, may_miss=2 * len(FAULTS))
 
 
+def test_a_hang_is_told_only(lab: Lab, oracle: Oracle) -> None:
+    """``--hang-action notify``: the node to blame is named, nobody is ended, and when the worker goes on so does the job."""
+    flags = ("--hang-timeout", "3", "--hang-action", "notify")
+    lab.launch(*LOCAL, *flags, TEST_FAULT=str(lab.folder / "fault"), TEST_EXTRA="1", TEST_PACE_S="1.0")
+    before = lab.wait_warm()
+    victim = next(n for n in before["nodes"] if 3 in n["ranks"])
+    inject(lab, 3, "stop")
+    wait_for("it is told", lambda: f"{victim['name']} rank 3" in lab.output() and "nothing is done yet" in lab.output())
+    assert "stopped by a signal" in lab.output()
+    wait_for("the status tells", lambda: any("rank 3" in c["text"] for c in lab.status().get("checks", ())))
+    os.kill(victim["pids"][victim["ranks"].index(3)], signal.SIGCONT)
+    lab.trains(before["step"] + 6)
+    assert len(lab.history()) == 1
+    assert lab.finish() == 0
+    assert_exact(lab, oracle)
+
+
 def test_who_cannot_be_woken_ends_itself(lab: Lab, oracle: Oracle) -> None:
     """With no watchdog: one rank waits for something that never comes when another dies; it cannot stop for the migration, so both move."""
     four = ("--local-nodes", "6", "--nnodes", "4", "--standby", "2", "--hang-timeout", "off")

@@ -142,6 +142,7 @@ MUTATIONS: dict[str, Mutation] = {
     "report_trouble: I am a member": without("report_trouble", "member"),
     "report_trouble: the map is the head's": without("report_trouble", "head"),
     "finish_op: leader": without("finish_op", "leader"),
+    "finish_op: no leaver has come back": without("finish_op", "member"),
     "finish_op: as read": without("finish_op", "op", "admin"),
     "withdraw_drain: head unchanged": without("withdraw_drain", "head"),
     "register: nobody of that name": without("register", "member"),

@@ -381,6 +381,18 @@ def trouble_of_an_older_map(world: World) -> None:
     _arrives(world, holder, stray)
 
 
+def finished_when_the_leaver_is_back(world: World) -> None:
+    """The coordinator has not heard of the leaver for a lease time; it registers again, and still hands over."""
+    leader, holder = _leader(world), _holder(world, 1)
+    request = world.drain(holder.host)
+    _until(world, lambda job: job.epoch == 2)
+    world.store.revoke(holder.node.lease)
+    job = world.job()
+    stray = transactions.finish_op(job, job.ops[request], OpState.DONE, "stray")
+    _comes_back(world, holder)
+    _arrives(world, leader, stray)
+
+
 def trouble_without_being_a_member(world: World) -> None:
     holder, stray = _trouble(world, 1)
     world.store.revoke(holder.node.lease)
@@ -514,6 +526,7 @@ CASES: dict[str, Case] = {
         slow_after_a_new_lease, cut_off_while_its_steps_go_on, cut_off_after_it_was_buried_by_mistake,
         committed_after_the_slot_was_claimed_again, claimed_and_given_away,
         heard_of_half_a_commit, committed_when_the_holder_is_back, restarted_when_a_holder_is_back, lease_dropped_during_the_handover,
+        finished_when_the_leaver_is_back,
     )
 }  # fmt: skip
 

@@ -33,9 +33,6 @@ LATE = [
 ]
 """Mutation, and the late transaction that shows it."""
 
-WALKS = {
-    "lease: self-fence": "(1|11)",
-}
 DRAINS = {"node: a commit before a newer prepare": "5"}
 GIVEN_UP = {"node: gives up what it claimed in vain": "the story did not get there"}
 HEALED = {"node: a start map wants new processes": "15"}
@@ -67,6 +64,7 @@ STALE = [
     ("report_trouble: nobody runs the slot", "trouble_while_it_runs", "1"),
     ("report_trouble: I am a member", "trouble_without_being_a_member", "5"),
     ("report_trouble: the map is the head's", "trouble_of_an_older_map", "5"),
+    ("finish_op: no leaver has come back", "finished_when_the_leaver_is_back", "11"),
     ("finish_op: as read", "finished_after_it_was_cancelled", "12"),
     ("withdraw_drain: head unchanged", "cancelled_after_the_commit", "12"),
     ("register: nobody of that name", "registered_over_another_life", "1"),
@@ -78,12 +76,13 @@ STALE = [
     ("node: what cannot be undone is decided on one revision", "heard_of_half_a_commit", "18"),
     ("coordinator: waits for a cut-off host's fence", "cut_off_while_its_steps_go_on", "1"),
     ("lease: a new lease alone protects nothing", "slow_after_a_new_lease", "1"),
+    ("lease: self-fence", "cut_off_while_its_steps_go_on", "1"),
 ]
 """Mutation, and the stray request (or slow agent) that shows it."""
 
 
 def test_every_mutation_is_accounted_for() -> None:
-    proven = {m[0] for m in LATE} | {m[0] for m in STALE} | set(WALKS) | set(DRAINS) | set(HEALED) | set(GIVEN_UP)
+    proven = {m[0] for m in LATE} | {m[0] for m in STALE} | set(DRAINS) | set(HEALED) | set(GIVEN_UP)
     assert proven == set(MUTATIONS)
 
 
@@ -104,13 +103,6 @@ def test_a_dropped_guard_is_caught(mutation: str, story: str, interlude: str, na
         k = 0
         while play(story, interlude, k, name):
             k += 1
-
-
-@pytest.mark.parametrize("mutation", WALKS)
-def test_a_dropped_rule_is_caught(mutation: str) -> None:
-    with MUTATIONS[mutation](), pytest.raises(AssertionError, match=f"invariant {WALKS[mutation]}:"):
-        for seed in range(160):
-            walk(seed, 300, 0.05, heal=False)
 
 
 @pytest.mark.parametrize("mutation", DRAINS)

@@ -97,15 +97,21 @@ def one_way(link: str, host: int, *, cut: bool) -> None:
     subprocess.run([*argv, *(["tbf", "rate", "8bit", "burst", "1", "latency", "1ms"] if cut else [])], check=True, capture_output=True)
 
 
+def one_way_in(link: str, host: int, *, cut: bool) -> None:
+    """It still sends, and hears nothing."""
+    argv = ["tc", "qdisc", "add" if cut else "del", "dev", link, "root"]
+    subprocess.run([*argv, *(["tbf", "rate", "8bit", "burst", "1", "latency", "1ms"] if cut else [])], check=True, capture_output=True)
+
+
 def test_hosts_are_cut_off_with_their_etcds(network: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Both ways, then one way: the others keep a quorum, the standby takes over; the lost host stops its workers, ends them when the
-    link is back, and is a standby again."""
+    """Both ways, then one way, then the other way: the others keep a quorum, the standby takes over; the lost host stops its workers, ends
+    them when the link is back, and is a standby again."""
     plain = make_lab(tmp_path_factory.mktemp("net"))
     lab = Hosts(plain.folder)
     try:
         for host in range(1, HOSTS + 1):
             lab.start(host)
-        for epoch, cable in ((2, two_way), (3, one_way)):
+        for epoch, cable in ((2, two_way), (3, one_way), (4, one_way_in)):
             before = wait_for("a warm standby", lambda: ready(lab, 1))
             victim = next(i for i in (2, 3) if nodes_of(before)[f"h{i}"]["role"] == "active")
             pids = nodes_of(before)[f"h{victim}"]["pids"]

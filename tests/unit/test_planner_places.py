@@ -27,6 +27,7 @@ from tmrun.core.model import (
     Seat,
     Spec,
     Term,
+    Trouble,
     Verb,
 )
 
@@ -104,8 +105,10 @@ def _names(host: str) -> tuple[Host, Incarnation]:
 
 
 def test_a_restart_leaves_a_lemon_out_while_there_are_others() -> None:
-    whole, few = job(), job(hosts=("a", "b", "s1"))
+    died = Trouble(1, *_names("b"), 1, 1, 137, "killed", software=False)
+    whole, few = (replace(job(hosts=hosts), troubles={1: died}) for hosts in (("a", "b", "c", "s1", "s2", "s3"), ("a", "b", "s1")))
     assert [s.host for s in planner.restart_seats(whole, {Host("b")})] == ["a", "s1", "c"]
+    assert [s.host for s in planner.restart_seats(replace(whole, troubles={}), {Host("b")})] == ["a", "b", "c"], "it runs its slot well"
     assert [s.host for s in planner.restart_seats(few, {Host("b")})] == ["a", "b", "s1"], "better than none"
 
 

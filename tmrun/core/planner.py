@@ -31,9 +31,11 @@ def standby_count(text: str, nnodes: int) -> int:
 
 
 def restart_seats(job: Job, resting: Collection[Host] = ()) -> tuple[Seat, ...]:
-    """``first_seats`` without lemons that have not cooled down, unless there are too few others."""
+    """``first_seats`` without lemons that have not cooled down, unless there are too few others, or they run their slot well just now."""
     assert job.spec is not None
-    without = first_seats(replace(job, members={h: m for h, m in job.members.items() if h not in resting})) if resting else ()
+    well = {s.host for i, s in enumerate(job.map.seats) if job.alive(s) and not job.trouble(i)} if job.map is not None else set()
+    idle = {h for h in resting if h not in well}
+    without = first_seats(replace(job, members={h: m for h, m in job.members.items() if h not in idle})) if idle else ()
     return without if len(without) == job.spec.nnodes else first_seats(job)
 
 

@@ -342,9 +342,11 @@ def report_trouble(job: Job, trouble: Trouble) -> Txn:
 
 
 def finish_op(job: Job, op: Operation, state: OpState, detail: str) -> Txn:
-    """Close an operator's request; a cancelled one stays cancelled. A drain that failed leaves its hosts as they were before it."""
+    """Close an operator's request; a cancelled one stays cancelled. A drain that failed leaves its hosts as they were before it. One
+    that is done says that they may be switched off: no leaver that was presumed dead has come back, with processes that hand over."""
     done = replace(op, state=state, detail=detail, epoch=job.epoch)
     guards: list[Guard] = [*_as_leader(job), ValueIs(job.keys.op(op.id), encode(op))]
+    guards += [_member_as_seen(job, h) for h in op.hosts if state is OpState.DONE and h in job.leaving]
     ops: list[Op] = [Put(job.keys.op(op.id), encode(done))]
     for host in op.hosts if state is OpState.FAILED else ():
         if _wanted(job, host).op == op.id:
