@@ -132,4 +132,4 @@ def _suspects(job: Job) -> tuple[Seat, ...]:
 
 def _broken(job: Job) -> bool:
     """Somebody's workers wait because they lost a connection in this epoch, or have ended because of it."""
-    return job.end is None and (any(d.epoch == job.epoch for d in job.doubts.values()) or any(losses.echoes(job, i) for i in job.troubles))
+    return job.end is None and (bool(job.open_doubts()) or any(losses.echoes(job, i) for i in job.troubles))

@@ -32,6 +32,13 @@ def prepared(job: Cluster, joiners: dict[int, Worker]) -> int:
     return number
 
 
+def freezes_as_it_receives(job: Cluster, joiner: Worker) -> None:
+    """It is given rank 1, and stands still in the middle of its state."""
+    job.conclude(prepared(job, {1: joiner}), {1: joiner}, seat=False)
+    job.expect(joiner, wire.Receiving)
+    freeze(joiner)
+
+
 @pytest.mark.parametrize("point", ["backward", "after_vote"])
 def test_the_joiner_dies_while_it_receives(trials: Trials, point: str) -> None:
     job = trials.make("ddp", 3, TMRUN_TEST_KILL=f"1:{STEP}:{point}")
@@ -66,10 +73,7 @@ def test_a_send_is_half_done_when_the_joiner_dies(trials: Trials) -> None:
     useless, joiner = job.standby(1), job.standby(1)
     job.start()
     job.died(1)
-    number = prepared(job, {1: useless})
-    job.conclude(number, {1: useless}, seat=False)
-    job.expect(useless, wire.Receiving)
-    freeze(useless)
+    freezes_as_it_receives(job, useless)
     kill(useless)
     assert job.heal({1: joiner}) == STEP
     trials.same(job, unlogged=((1, STEP),))
@@ -84,10 +88,7 @@ def test_the_joiner_freezes_while_its_state_comes_from_a_device(trials: Trials) 
     useless, joiner = job.standby(1), job.standby(1)
     job.start()
     job.died(1)
-    number = prepared(job, {1: useless})
-    job.conclude(number, {1: useless}, seat=False)
-    job.expect(useless, wire.Receiving)
-    freeze(useless)
+    freezes_as_it_receives(job, useless)
     assert job.heal({1: joiner}) == STEP
     kill(useless)
     trials.same(job, unlogged=((1, STEP),))

@@ -48,7 +48,7 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
         going |= {f"taking over {job.epoch}", *_undisturbed(job)}
         if any(losses.echoes(job, i) for i in job.troubles):
             going.add(f"echo {job.epoch}")
-        if any(d.epoch == job.epoch for d in job.doubts.values()):
+        if job.open_doubts():
             going.add(f"doubt {job.epoch}")
         stuck = hang.finding(job)
         if stuck is not None and stuck.blame is watchdog.Blame.NOBODY:

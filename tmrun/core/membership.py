@@ -175,6 +175,15 @@ class Job:
         current = self.map.seats[slot] == Seat(trouble.host, trouble.incarnation) and trouble.epoch >= self.map.generation
         return trouble if current else None
 
+    def open_doubts(self) -> list[Doubt]:
+        """Of the newest epoch."""
+        return [d for d in self.doubts.values() if d.epoch == self.epoch]
+
+    def doubt(self, seat: Seat) -> Doubt | None:
+        """The open doubt of this seat's workers."""
+        doubt = self.doubts.get(seat.host)
+        return doubt if doubt is not None and (doubt.incarnation, doubt.epoch) == (seat.incarnation, self.epoch) else None
+
     def evicted(self, seat: Seat) -> Eviction | None:
         """The order to end what this seat runs in the newest epoch, if there is one."""
         order = self.evictions.get(seat.host)

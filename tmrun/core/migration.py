@@ -106,8 +106,8 @@ def _against(job: Job, migration: Migration, seat: Seat, role: str, trouble: Tro
     """A participant that cannot, or said no."""
     if role != "joiner" and trouble is not None:
         return Abort(f"{role} {seat.host} failed: {trouble.text}")
-    doubt = job.doubts.get(seat.host) if migration.kind is Kind.DRAIN else None
-    if doubt is not None and (doubt.incarnation, doubt.epoch) == (seat.incarnation, job.epoch):
+    doubt = job.doubt(seat) if migration.kind is Kind.DRAIN else None
+    if doubt is not None:
         return Abort(f"{role} {seat.host}: {doubt.text}")
     vote = job.votes.get(seat.host)
     if vote is None or vote.value.incarnation != seat.incarnation or vote.value.yes:

@@ -33,8 +33,7 @@ def standby_count(text: str, nnodes: int) -> int:
 def restart_seats(job: Job, resting: Collection[Host] = ()) -> tuple[Seat, ...]:
     """``first_seats`` without lemons that have not cooled down, unless there are too few others, or they run their slot well just now."""
     assert job.spec is not None
-    well = {s.host for i, s in enumerate(job.map.seats) if job.alive(s) and not job.trouble(i)} if job.map is not None else set()
-    idle = {h for h in resting if h not in well}
+    idle = set(resting) - _seated(job, resting)
     without = first_seats(replace(job, members={h: m for h, m in job.members.items() if h not in idle})) if idle else ()
     return without if len(without) == job.spec.nnodes else first_seats(job)
 
@@ -95,11 +94,14 @@ def unable(job: Job) -> list[Member]:
 def _without_ranks(job: Job, members: list[Member]) -> list[Member]:
     if not members:
         return []
-    hosts = {m.host for m in members}
-    seats = enumerate(job.map.seats if job.map else ())
-    seated = {s.host for i, s in seats if s.host in hosts and job.alive(s) and job.trouble(i) is None}
-    busy = seated | {r.value.host for r in job.runs.values()}
+    busy = _seated(job, {m.host for m in members}) | {r.value.host for r in job.runs.values()}
     return [m for m in members if m.host not in busy]
+
+
+def _seated(job: Job, hosts: Collection[Host]) -> set[Host]:
+    """Those of ``hosts`` that hold a slot, and whose workers have not failed."""
+    seats = enumerate(job.map.seats if job.map else ())
+    return {s.host for i, s in seats if s.host in hosts and job.alive(s) and job.trouble(i) is None}
 
 
 MAX_MOVES = 24

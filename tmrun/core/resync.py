@@ -6,7 +6,7 @@ from __future__ import annotations
 from tmrun.core import attempts, hang, losses, restarts, transactions, watchdog
 from tmrun.core.decision import DOUBT_SHARE, Decision, Timers, ending
 from tmrun.core.membership import Job
-from tmrun.core.model import Doubt, JobState, Kind, RankMap, Spec
+from tmrun.core.model import JobState, Kind, RankMap, Spec
 from tmrun.core.ranklist import ranks_named
 
 SAME_NUMBER = "do all run the same number of steps?"
@@ -23,19 +23,13 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
     back = attempts.returning(job)
     if back:
         return Decision(None, back)
-    if attempts.immovable(job):
-        return (
-            Decision(None, losses.held_back(job))
-            if job.pause
-            else restarts.restart(job, attempts.immovable(job), 1, timers, now, program=False)
-        )
+    immovable = attempts.immovable(job)
+    if immovable and job.pause:
+        return Decision(None, losses.held_back(job))
+    if immovable:
+        return restarts.restart(job, immovable, 1, timers, now, program=False)
     reason = f"all ranks are alive again (migration {parked.id}: {parked.reason})"
     return Decision(transactions.propose(job, Kind.FAILURE, (), "", reason), reason, f"{reason}; going on in place")
-
-
-def _doubts(job: Job) -> list[Doubt]:
-    """Of this epoch."""
-    return [d for d in job.doubts.values() if d.epoch == job.epoch]
 
 
 def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
@@ -44,7 +38,7 @@ def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: flo
     if found is not None and found.blame is watchdog.Blame.PROGRAM and spec.hang_action == "replace":
         return restarts.restart(job, f"{found.why}: {SAME_NUMBER}", 1, timers, now, program=True)
     seats = {s.host: i for i, s in enumerate(current.seats)}
-    waiting = [d for d in _doubts(job) if seats.get(d.host, -1) not in job.done]
+    waiting = [d for d in job.open_doubts() if seats.get(d.host, -1) not in job.done]
     ended = {*(rank for i in job.done for rank in spec.ranks(i)), *(rank for d in waiting for rank in d.ended)}
     over = sorted(ended or hang.left(job))
     if not waiting or not over:
@@ -58,7 +52,7 @@ def _left_early(job: Job, spec: Spec, current: RankMap, timers: Timers, now: flo
 
 def _unexplained(job: Job, spec: Spec, timers: Timers, now: float) -> Decision | None:
     """Workers lost a connection to each other, everybody lives, and no lease has run out since: a link broke. Reconnect in place."""
-    doubts = _doubts(job)
+    doubts = job.open_doubts()
     if not doubts:
         return None
     what = "; ".join(f"{d.host}: {d.text}" for d in doubts)

@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import fixups, rng, values
-from tmrun.worker.gradients import Gradients
-from tmrun.worker.gradients import parameters_of as _parameters
+from tmrun.worker.gradients import Gradients, parameters_of
 from tmrun.worker.untrained import Untrained
 
 Needs = dict[str, bytes]
@@ -84,7 +83,7 @@ class State:
 
     def trained(self) -> list[torch.Tensor]:
         """Parameters of all optimizers."""
-        return [parameter for optimizer in self.all_optimizers() for parameter in _parameters(optimizer)]
+        return [parameter for optimizer in self.all_optimizers() for parameter in parameters_of(optimizer)]
 
     def shared(self, name: str) -> set[str]:
         """Keys whose tensors are the same on replicas: parameters' and optimizers'; buffers may differ until DDP next broadcasts them."""
@@ -205,7 +204,7 @@ def _optimizers(owner: Any) -> list[torch.optim.Optimizer]:
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return {
         f"{index}.{key}": local(value)
-        for index, parameter in enumerate(_parameters(optimizer))
+        for index, parameter in enumerate(parameters_of(optimizer))
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, torch.Tensor)
     }
@@ -218,7 +217,7 @@ def _groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 def _optimizer_rest(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     scalars = {
         (index, key): value
-        for index, parameter in enumerate(_parameters(optimizer))
+        for index, parameter in enumerate(parameters_of(optimizer))
         for key, value in optimizer.state.get(parameter, {}).items()
         if not isinstance(value, torch.Tensor)
     }
@@ -232,14 +231,14 @@ def _put_optimizer_rest(optimizer: torch.optim.Optimizer, rest: dict[str, Any]) 
                 group[key].copy_(value)
             else:
                 group[key] = value
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     for (index, key), value in rest["scalars"].items():
         optimizer.state[parameters[index]][key] = value
 
 
 def _shape_optimizer(name: str, optimizer: torch.optim.Optimizer, wanted: list[tuple[str, tuple[int, ...], torch.dtype, str]]) -> None:
     """Drop state that the source does not have, make (empty) what only the source has."""
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     entries = {key: (shape, dtype, device) for key, shape, dtype, device in wanted}
     for index, parameter in enumerate(parameters):
         held = optimizer.state.get(parameter, {})
