@@ -1,8 +1,9 @@
 """What tmrun costs in every step: the same training script under torchrun and under tmrun's worker runtime, in turn.
 
-    python bench/overhead.py [--step-ms 100] [--steps 60] [--repeats 4] [--world 2] [--switch slot]
+    python bench/overhead.py [--step-ms 100] [--steps 60] [--repeats 4] [--world 2] [--switch slot] [--fill sleep]
 
-Method: a small GPT under DDP, each step filled up with sleep to about ``--step-ms``. A run's figure is the median time from the start of
+Method: a small GPT under DDP, each step filled up to about ``--step-ms`` with sleep, as one that waits for a GPU (so everything tmrun
+does finds cold caches and a core that has to wake up), or with computing. A run's figure is the median time from the start of
 one step to the start of the next on rank 0, the first ten left out; the runs alternate, so that a slow moment of the machine meets all.
 Under tmrun the workers run the real bootstrap against the tests' agent (same socket and messages as the real one). The last rows
 come from inside: the mean time spent in begin, vote and end of a step, the highest tenth left out. In a vote the ranks wait for the slowest
@@ -47,6 +48,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """What every bench of this script can be told."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--step-ms", type=float, default=100)
+    made.add_argument("--fill", choices=["sleep", "compute"], default="sleep")
     made.add_argument("--world", type=int, default=2)
     made.add_argument("--switch", default="slot", choices=["slot", "shim"])
     return made
@@ -62,7 +64,7 @@ def arguments() -> argparse.Namespace:
 
 def flags(args: argparse.Namespace, out: Path) -> list[str]:
     """The script's command line."""
-    return ["--steps", str(args.steps), "--step-ms", str(args.step_ms), "--out", str(out)]
+    return ["--steps", str(args.steps), "--step-ms", str(args.step_ms), "--fill", args.fill, "--out", str(out)]
 
 
 def under_torchrun(args: argparse.Namespace, folder: Path, agree: bool) -> dict[str, Any]:
@@ -111,7 +113,8 @@ def table(args: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]) -> st
         "all": sum(inside.values()),
     }
     lines = [
-        f"world {args.world}, {args.steps} steps, {args.repeats} runs each in turn, {os.cpu_count()} cores, switch {args.switch}",
+        f"world {args.world}, {args.steps} steps filled up by {args.fill}, {args.repeats} runs each in turn, {os.cpu_count()} cores, "
+        f"switch {args.switch}",
         "",
         "| | ms a step | of a step |",
         "|---|---|---|",

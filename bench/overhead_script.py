@@ -66,11 +66,22 @@ def sharded(layers: int) -> nn.Module:
     return model
 
 
+def fill(until: float, *, compute: bool) -> None:
+    """Let the rest of a step pass: asleep, as one that waits for a GPU, or with small matrix products."""
+    if not compute:
+        time.sleep(max(0.0, until - time.perf_counter()))
+        return
+    matrix = torch.ones(64, 64)
+    while time.perf_counter() < until:
+        matrix = torch.mm(matrix, matrix).clamp_(-1, 1)
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int)
     parser.add_argument("--step-ms", type=float)
+    parser.add_argument("--fill", choices=["sleep", "compute"], default="sleep", help="what a step does until its time is over")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--sharded", type=int, default=0, help="FSDP2 on so many layers of 1024 x 1024 instead of DDP on a GPT")
     parser.add_argument("--agree", action="store_true", help="one number is summed over all ranks before each update")
@@ -99,7 +110,7 @@ def main() -> None:
             loss = model(torch.randn(4, WIDTH)).sum() if args.sharded else F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()
-            time.sleep(max(0.0, args.step_ms / 1e3 - (time.perf_counter() - began)))
+            fill(began + args.step_ms / 1e3, compute=args.fill == "compute")
             if args.agree:
                 dist.all_reduce(torch.zeros(1))
             optimizer.step()

@@ -241,11 +241,12 @@ def steps(args: argparse.Namespace) -> str:
     from tmrun import wire
 
     with tempfile.TemporaryDirectory(prefix="tmrun-standby-") as folder:
-        cluster = Cluster(Path(folder), 1, ["--steps", "1000000", "--d-model", "256", "--layers", "4"], {"TEST_PACE_S": "0"}, PACED)
+        model = ["--steps", "1000000", "--d-model", "256", "--layers", "4"]
+        cluster = Cluster(Path(folder), 1, model, {"TEST_PACE_S": "0", "OMP_NUM_THREADS": "1"}, PACED)
         try:
             cluster.start()
             active = cluster.ranks[0]
-            os.sched_setaffinity(active.pid, {0})
+            pin(active.pid, 0)
             cluster.reach(20)
             found: dict[str, list[float]] = {"alone": [], "beside a rehearsal": []}
             for number in range(2 * args.repeats):
@@ -257,17 +258,25 @@ def steps(args: argparse.Namespace) -> str:
                         time.sleep(0.1)
                         continue
                     standby = cluster.standby(0)
-                    os.sched_setaffinity(standby.pid, {1})
+                    pin(standby.pid, 1)
                     cluster.expect(standby, wire.Warm)
                     standby.process.kill()
                 messages = [m for m in active.channel.messages[before:] if isinstance(m, wire.Progress)]
                 found[name].append(statistics.median(m.step_s for m in messages))
         finally:
             cluster.close()
+    ratio = statistics.median(b / a for a, b in zip(*found.values(), strict=True))
     return "\n".join(
-        ["| | ms a step, median | of |", "|---|---|---|"]
+        [f"of {args.repeats} turns, beside a rehearsal against alone, the median ratio: {ratio:.3f}", ""]
+        + ["| | ms a step, median | of |", "|---|---|---|"]
         + [f"| {n} | {1e3 * statistics.median(s):.1f} | {', '.join(f'{1e3 * x:.1f}' for x in s)} |" for n, s in found.items()]
     )
+
+
+def pin(pid: int, core: int) -> None:
+    """All threads of a process; those to come inherit it."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
 
 
 if __name__ == "__main__":

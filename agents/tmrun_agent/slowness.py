@@ -7,7 +7,7 @@ May not know: how times are measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tmrun.core import codec, planner, progress, straggler, transactions
@@ -45,8 +45,8 @@ class Slowness:
         self._known = straggler.look(before, busy)
         for host in sorted(self._known.slow.keys() - before.slow.keys()):
             self.tell(f"{host} is slow: it computes {self._known.slow[host]:.2f} times as long as the others")
-            if job.spec.straggler == "drain":
-                self._drain(job, host, self._known.slow[host])
+        if job.spec.straggler == "drain":
+            self._drain(job, self._known.slow)
         for host in sorted(before.slow.keys() - self._known.slow.keys()):
             self.tell(f"{host} is no longer slow")
 
@@ -59,8 +59,11 @@ class Slowness:
                 continue
         return {host: p.busy_s for host, p in progress.of_seats(job, found).items() if p.busy_s > 0}
 
-    def _drain(self, job: Job, host: Host, ratio: float) -> None:
-        if job.open_ops() or not planner.standbys(job) or job.draining(host):
+    def _drain(self, job: Job, slow: Mapping[Host, float]) -> None:
+        """The slowest of them. Asked for in every look: when a node was found slow there may have been no standby."""
+        if job.open_ops() or not slow or not planner.standbys(job):
             return
-        why = f"slow: computes {ratio:.2f} times as long as the others"
-        self.submit(transactions.request(job, Operation(f"slow-{job.epoch}-{host}", Verb.DRAIN, (host,), why)))
+        host = max(slow, key=lambda h: slow[h])
+        if not job.draining(host):
+            why = f"slow: computes {slow[host]:.2f} times as long as the others"
+            self.submit(transactions.request(job, Operation(f"slow-{job.epoch}-{host}", Verb.DRAIN, (host,), why)))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-from e2e_lab import Lab, wait_for
+from e2e_lab import Lab, frozen, wait_for
 
 FLAGS = ("--local-nodes", "3", "--nnodes", "2", "--nproc-per-node", "2", "--standby", "1", "--lease-ttl", "4", "--hang-timeout", "4")
 
@@ -57,7 +55,7 @@ class Chaos:
         if not self.stayer:
             self.stayer = tuple(seated[0]["pids"])
         name = name or self.rng.choice(sorted(FAULTS))
-        with self.store_away(away_s):
+        with frozen(self.lab.etcds(), away_s):
             moves = FAULTS[name](self, seated[1], spare)
         away = f", store away for {away_s:.0f} s" if away_s else ""
         self.story.append(f"{len(self.story) + 1}: {name} ({seated[1]['name']}, spare {spare['name']}{away})")
@@ -72,18 +70,6 @@ class Chaos:
         now = next(n for n in self.lab.status()["nodes"] if n["slot"] == 0)
         assert tuple(now["pids"]) == self.stayer, f"the stayer was restarted by {self.story[-1]}"
         self.usages.append([usage(p) for p in self.stayer])
-
-    @contextmanager
-    def store_away(self, seconds: float) -> Iterator[None]:
-        etcds = self.lab.etcds() if seconds else []
-        for etcd in etcds:
-            os.kill(etcd, signal.SIGSTOP)
-        try:
-            yield
-            time.sleep(seconds)
-        finally:
-            for etcd in etcds:
-                os.kill(etcd, signal.SIGCONT)
 
     def agent(self, node: dict[str, Any]) -> int:
         return self.lab.agents()[node["name"]]

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,23 @@ def wait_for(what: str, condition: Callable[[], Any], deadline_s: float = DEADLI
             return value
         time.sleep(0.1)
     raise AssertionError(f"not within {deadline_s:.0f} s: {what}")
+
+
+@contextmanager
+def frozen(pids: Iterable[int], seconds: float) -> Iterator[None]:
+    """These processes stand still from here on, for so long after the block; 0: not at all."""
+    if not seconds:
+        yield
+        return
+    still = list(pids)
+    for pid in still:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+        time.sleep(seconds)
+    finally:
+        for pid in still:
+            os.kill(pid, signal.SIGCONT)
 
 
 def free_port() -> int:

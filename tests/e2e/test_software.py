@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from e2e_lab import DEADLINE_S, Lab, wait_for
+from e2e_lab import DEADLINE_S, Lab, Oracle, frozen, wait_for
 from test_hangs import inject
 from test_training_goes_on import LOCAL
 
@@ -34,6 +34,23 @@ def test_exception_and_exit_code_restart_everybody_within_the_budget(lab: Lab) -
     assert "rank      : 3 (local_rank: 1)" in report
     assert "SIGKILL" not in report, "what a standby healed has not ended the job"
     assert json.loads(error.read_text())["message"]["errorCode"] == 3
+
+
+def test_the_program_fails_while_the_store_is_away(lab: Lab, oracle: Oracle) -> None:
+    """Nothing can be decided then, and all leases are gone when the store is back: still the program is to blame and no node is used up."""
+    fault = str(lab.folder / "fault")
+    lab.launch(*LOCAL, "--max-restarts", "2", "--lease-ttl", "3", TEST_FAULT=fault, TEST_PACE_S="0.3")
+    for epoch, kind, text in ((2, "raise", "exit code 1"), (3, "exit", "exit code 3")):
+        lab.wait_warm()
+        with frozen(lab.etcds(), 6):
+            inject(lab, 3, kind)
+        row = wait_for(f"epoch {epoch}", lambda want=epoch: next((r for r in lab.history() if r["epoch"] == want), None))
+        assert (row["cause"], row["leaver"]) == ("restart", "")
+        assert f"rank 3: {text}" in row["reason"]
+        wait_for("a standby is there again", lambda: {n["slot"] for n in lab.status()["nodes"]} == {0, 1, None})  # who registers first
+    lab.trains()
+    assert lab.finish() == 0
+    assert lab.final_hash() == oracle.final_hash
 
 
 LEAVES = """\

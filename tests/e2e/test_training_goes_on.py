@@ -70,12 +70,12 @@ def test_drain(lab: Lab, oracle: Oracle) -> None:
     assert_exact(lab, oracle)
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_kill_a_worker(lab: Lab, oracle: Oracle, rank: int) -> None:
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (3, signal.SIGSEGV)], ids=["killed", "segfault"])
+def test_kill_a_worker(lab: Lab, oracle: Oracle, rank: int, number: signal.Signals) -> None:
     lab.launch(*LOCAL)
     before = lab.wait_warm()
     victim, stayer = before["nodes"][rank // 2], before["nodes"][1 - rank // 2]
-    os.kill(victim["pids"][rank % 2], signal.SIGKILL)
+    os.kill(victim["pids"][rank % 2], number)
     rows = settled(lab, 2)
     assert (rows[1]["cause"], rows[1]["leaver"], rows[1]["joiner"], rows[1]["ranks"]) == (
         "failure",
@@ -83,7 +83,7 @@ def test_kill_a_worker(lab: Lab, oracle: Oracle, rank: int) -> None:
         "node2",
         victim["ranks"],
     )
-    assert f"{victim['name']} rank {rank}: killed by SIGKILL" in lab.output()
+    assert f"{victim['name']} rank {rank}: killed by {number.name}" in lab.output()
     assert lab.node(stayer["name"])["pids"] == stayer["pids"], "the stayers were restarted"
     assert lab.finish() == 0
     assert_exact(lab, oracle, may_miss=2)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from e2e_lab import DEADLINE_S, GPT, STEPS, Lab, make_lab, wait_for
+from e2e_lab import DEADLINE_S, GPT, Lab, frozen, make_lab, wait_for
 
 HOSTS = 3
 PREFIX = f"tm{os.getpid() % 10000}"
@@ -67,7 +67,7 @@ class Hosts(Lab):
     def start(self, host: int) -> None:
         flags = ["--nnodes", "2", "--nproc-per-node", "1", "--standby", "1", "--lease-ttl", "4", "--job", "net", "--node-name", f"h{host}"]
         flags += ["--rdzv-endpoint", self.endpoints, "--etcd-members", "3"]
-        script = [str(GPT), "--steps", str(STEPS), "--log-losses", str(self.losses)]
+        script = [str(GPT), "--steps", "220", "--log-losses", str(self.losses)]
         log = self.folder / f"launch{host}.log"
         self.logs.append(log)
         argv = ["ip", "netns", "exec", f"{PREFIX}n{host}", sys.executable, "-m", "tmrun", *flags, *script]
@@ -104,19 +104,20 @@ def one_way_in(link: str, host: int, *, cut: bool) -> None:
 
 
 def test_hosts_are_cut_off_with_their_etcds(network: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Both ways, then one way, then the other way: the others keep a quorum, the standby takes over; the lost host stops its workers, ends
-    them when the link is back, and is a standby again."""
+    """Both ways, then one way, then the other way, then both ways while no etcd answers, for longer than a lease lives: the others keep a
+    quorum, the standby takes over; the lost host stops its workers, ends them when the link is back, and is a standby again."""
     plain = make_lab(tmp_path_factory.mktemp("net"))
     lab = Hosts(plain.folder)
     try:
         for host in range(1, HOSTS + 1):
             lab.start(host)
-        for epoch, cable in ((2, two_way), (3, one_way), (4, one_way_in)):
+        for epoch, cable, away_s in ((2, two_way, 0.0), (3, one_way, 0.0), (4, one_way_in, 0.0), (5, two_way, 6.0)):
             before = wait_for("a warm standby", lambda: ready(lab, 1))
             victim = next(i for i in (2, 3) if nodes_of(before)[f"h{i}"]["role"] == "active")
             pids = nodes_of(before)[f"h{victim}"]["pids"]
             healthy = 5 - victim
-            cable(network[victim - 1], victim, cut=True)
+            with frozen([pid for i in range(HOSTS) for pid in lab.etcds(i)], away_s):
+                cable(network[victim - 1], victim, cut=True)
             try:
                 wait_for("the ranks have moved", lambda h=healthy, e=epoch: at(lab, h, e))
             finally:

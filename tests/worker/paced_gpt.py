@@ -1,14 +1,15 @@
 """examples/gpt_ddp.py (or another example, named by TEST_SCRIPT), unchanged, but slower, and with faults on request.
 
-Each step takes TEST_PACE_S seconds more, until the file TEST_FAST exists. TMRUN_TEST_KILL may name a death in forward or backward. When
-the file TEST_CUT appears, the rank that it names breaks all its TCP connections, once. When the file TEST_FAULT appears ("RANK KIND"), that
-rank removes it and does in its next forward pass what KIND says (``_FAULTS``). While the file TEST_SLOW exists ("NODE SECONDS"), that
-node's ranks compute so much longer in every step; while the file TEST_SLOW_REHEARSAL exists, a rehearsed step takes 2 s of CPU more. With
-TEST_EXTRA=1 every step has one more collective, before optimizer.step(); with TEST_TAIL=1 one after it, before the scheduler steps.
-TEST_BETWEEN names communication after every step's block, where a rank may die at the point ``between``. At the end every rank writes a
-hash of its part of the parameters into the folder TEST_HASHES. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets``
-for one that does nothing, ``sampler`` for one that leaves out a sampler inside of a loader, ``world`` where the script holds the default
-group. TEST_BACKEND: instead of gloo; NCCL is a stand-in (``fake_nccl``).
+Each step takes TEST_PACE_S seconds more, by chance up to TEST_NOISE (a share of it) more or less, until the file TEST_FAST exists.
+TMRUN_TEST_KILL may name a death in forward or backward. When the file TEST_CUT appears, the rank that it names breaks all its TCP
+connections, once. When the file TEST_FAULT appears ("RANK KIND"), that rank removes it and does in its next forward pass what KIND says
+(``_FAULTS``). While the file TEST_SLOW exists ("NODE SECONDS"), that node's ranks compute so much longer in every step; while the file
+TEST_SLOW_REHEARSAL exists, a rehearsed step takes 2 s of CPU more. With TEST_EXTRA=1 every step has one more collective, before
+optimizer.step(); with TEST_TAIL=1 one after it, before the scheduler steps. TEST_BETWEEN names communication after every step's block,
+where a rank may die at the point ``between``. At the end every rank writes a hash of its part of the parameters into the folder
+TEST_HASHES. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets`` for one that does nothing, ``sampler`` for one that
+leaves out a sampler inside of a loader, ``world`` where the script holds the default group. TEST_BACKEND: instead of gloo; NCCL is a
+stand-in (``fake_nccl``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -35,6 +37,8 @@ from tmrun.worker import api, faults
 from tmrun.worker.state import local
 
 _PACE_S = float(os.environ.get("TEST_PACE_S", "0.02"))
+_NOISE = float(os.environ.get("TEST_NOISE", "0"))
+_dice = Random(os.getpid())  # not the program's own, whose state is moved
 _FAST = Path(os.environ.get("TEST_FAST", "/nonexistent"))
 _ON_ROLE: dict[str, Any] = {"none": {"on_role": None}, "forgets": {"on_role": lambda rank: None}}.get(
     os.environ.get("TEST_ON_ROLE", ""), {}
@@ -187,7 +191,7 @@ def _join(**registered: Any) -> tmrun.Run:
     def forward(*_: Any) -> None:
         current[0] = next(calls)
         if not run.rehearsing and not _FAST.exists():
-            time.sleep(_PACE_S)
+            time.sleep(_PACE_S * _dice.uniform(1 - _NOISE, 1 + _NOISE))
         if run.rehearsing and _SLOW_REHEARSAL.exists():
             _burn(2.0)
         if fault is not None:
