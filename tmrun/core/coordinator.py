@@ -10,6 +10,7 @@
                        lease time for them (the breaker, ``losses``); a lost machine: move the slot to a standby; restart everybody when
                        moving is impossible (``attempts``); wait when no standby is warm (``failures``)
     ... and paused  -> say what is held back, do nothing
+    ... or waits    -> finish requests whose hosts hold no ranks (``drains``)
     ... no more     -> workers that wait for nobody go on: a migration without moves (``resync``)
     a drain is open -> move the host's slots; finish the request when its processes are confirmed gone (``drains``)
     else            -> tell the agents what changed for them
@@ -109,7 +110,7 @@ def _decide(job: Job, timers: Timers, now: float) -> Decision:
     for rule in (_all_done, failures.decide, resync.decide, drains.decide):
         decision = rule(job, job.spec, job.map, timers, now)
         if decision is not None:
-            return decision
+            return decision if decision.txn is not None else drains.carried_out(job, job.spec, job.map, timers, now) or decision
     return Decision(None, "steady")
 
 

@@ -27,6 +27,14 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
     return Decision(None, why) if why else None
 
 
+def carried_out(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
+    """The end of a request whose hosts hold no ranks, whatever the job waits for: a spare host that is back is no standby before it hears
+    of it, and it may be what the job waits for."""
+    over = (op for op in job.open_ops() if not any(current.slot_of_host(h) is not None for h in op.hosts))
+    decisions = (_finish(job, op, timers, now) for op in ([] if job.done else over))
+    return next((d for d in decisions if d.txn is not None), None)
+
+
 def _finish(job: Job, op: Operation, timers: Timers, now: float) -> Decision:
     busy = [h for h in op.hosts if job.runs_on(h) or _may_still_run(job, h, timers, now)]
     if busy:
