@@ -56,8 +56,18 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
             going.add(f"deadlock {job.epoch}")
     going |= {f"rests {h} {policy.strikes(job.maps, h)}" for h in policy.lemons(job.maps) if h in job.members}
     going |= {f"request {op.id}" for op in job.open_ops() if op.force_after_s}
-    began = dict.fromkeys(going, now) | shortage.begun(job, now)
+    began = dict.fromkeys(going, now) | shortage.begun(job, now, restarts=_restart_lacks(job, timers, now))
     return Timers({what: timers.seen.get(what, at) for what, at in began.items()})
+
+
+def _restart_lacks(job: Job, timers: Timers, now: float) -> bool:
+    """Nobody has failed, all workers are to start anew, and nodes are missing for that: those that are drained, or done and gone."""
+    if job.spec is None or job.map is None or job.open_migration is not None or losses.failed(job):
+        return False
+    if not (job.gone or any(a.draining for a in job.admins.values())):
+        return False  # who lives keeps its ranks
+    wanted = resync.decide(job, job.spec, job.map, timers, now)
+    return wanted is not None and wanted.lacking
 
 
 def _undisturbed(job: Job) -> set[str]:
@@ -80,7 +90,8 @@ def _tell(job: Job, decision: Decision, timers: Timers, now: float) -> Decision:
     if job.spec is None or job.end is not None or job.open_migration is not None:
         return decision
     short_s = shortage.to_tell(job, timers, now)
-    notice = replace(_of_workers(job, job.map, timers, now) if job.map is not None else Notice(0), short_s=short_s)
+    told = _of_workers(job, job.map, timers, now) if job.map is not None else Notice(0)
+    notice = replace(told, epoch=job.epoch if short_s else told.epoch, short_s=short_s)
     if notice == job.told:
         return decision
     return Decision(transactions.tell(job, notice), decision.reason)
