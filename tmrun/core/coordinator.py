@@ -55,7 +55,8 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
         if stuck is not None and stuck.blame is watchdog.Blame.NOBODY:
             going.add(f"deadlock {job.epoch}")
     going |= {f"rests {h} {policy.strikes(job.maps, h)}" for h in policy.lemons(job.maps) if h in job.members}
-    going |= {f"request {op.id}" for op in job.open_ops() if op.force_after_s}
+    going |= {drains.asked(op) for op in job.open_ops() if op.force_after_s}
+    going |= {drains.shut_down(op) for op in job.open_ops() if op.shutdown}
     began = dict.fromkeys(going, now) | shortage.begun(job, now, restarts=_restart_lacks(job, timers, now))
     return Timers({what: timers.seen.get(what, at) for what, at in began.items()})
 

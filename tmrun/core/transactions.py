@@ -367,8 +367,9 @@ def force(job: Job, op: Operation) -> Txn:
 
 
 def hasten(job: Job, op: Operation, me: Seat, force_after_s: float) -> Txn:
-    """My machine, which is being drained, is shut down now: the request waits no longer than this, and not at all in vain."""
-    hastened = replace(op, shutdown=me.incarnation, force_after_s=force_after_s)
+    """My machine, which is being drained, is shut down now: the request waits no longer than this from now on, nor than it was to wait
+    anyway, and not at all in vain."""
+    hastened = replace(op, shutdown=me.incarnation, force_after_s=op.force_after_s or force_after_s)
     return Txn((ValueIs(job.keys.op(op.id), encode(op)),), (Put(job.keys.op(op.id), encode(hastened)),), f"hasten {op.id}")
 
 
