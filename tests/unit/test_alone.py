@@ -29,3 +29,9 @@ TTL, GRACE, PATIENCE = 15.0, 30.0, 600.0
 )
 def test_alone(term_s: float | None, silent_s: float, runs: bool, ending: bool, todo: Alone) -> None:
     assert judge(term_s, silent_s, runs=runs, ending=ending, ttl_s=TTL, patience_s=PATIENCE, grace_s=GRACE) is todo
+
+
+def test_a_short_patience_is_not_tried_by_the_time_between_two_renewals() -> None:
+    """Of a lease of a minute they are 12 s apart, while the store answers."""
+    for silent_s, todo in ((12.0, Alone.GO_ON), (60.0, Alone.GIVE_UP)):
+        assert judge(None, silent_s, runs=False, ending=False, ttl_s=60.0, patience_s=10.0, grace_s=GRACE) is todo

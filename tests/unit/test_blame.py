@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from test_breaker import KEYS, TTL, Clock, _job, _seat
 
-from tmrun.core import codec, coordinator, ended, living, losses, node, restarts
+from tmrun.core import codec, coordinator, ended, living, losses, node, reconcile, restarts
 from tmrun.core.decision import DOUBT_SHARE, Timers
 from tmrun.core.membership import Job
 from tmrun.core.model import Cause, Done, Doubt, Host, Incident, Kind, Notice, Obituary, RankMap, Trouble
@@ -149,6 +149,22 @@ def test_a_node_names_the_worker_that_did_not_only_lose_a_peer() -> None:
     assert (first.rank, first.exit_code, first.echo) == (0, 2, False)
     aborted = ended._first_failure(me, whole, replace(group, exits={0: 134}))
     assert (aborted.cause, aborted.software, aborted.echo) == (Cause.CRASH, True, True), "NCCL's watchdog lost a peer"
+
+
+def test_a_worker_that_its_own_agent_ended_is_never_the_cause() -> None:
+    """Torn down, or stuck in its own end, when the agent ends what a sibling's end left: that sibling alone says why."""
+    whole = job()
+    made = replace(whole, spec=replace(whole.spec, nproc=2) if whole.spec else None)
+    me = node.Node(_seat(0), 1, node.Group(node.Purpose.ACTIVE, 0, 1, 1, (7, 8)), 1)
+    me = node.observe(me, node.Exited(7, 1, "exit code 1: Connection closed by peer", echo=True))
+    effect = reconcile.reconcile(me, made)
+    assert isinstance(effect, node.Kill)
+    for code in (143, 137):
+        over = node.observe(node.observe(me, node.Killing(effect.reason)), node.Exited(8, code, f"killed by signal {code - 128}"))
+        said = reconcile.reconcile(over, made)
+        assert isinstance(said, node.Submit)
+        (told,) = [codec.decode(Trouble, op.value) for op in said.txn.ops if isinstance(op, Put)]
+        assert (told.rank, told.exit_code, told.cause, told.echo) == (0, 1, Cause.PROGRAM, True)
 
 
 def test_codes_of_ours_are_the_programs_own_where_it_never_took_part() -> None:

@@ -281,6 +281,28 @@ def test_rehearsals_are_tried_again_after_a_rest_and_when_all_start_anew() -> No
     assert isinstance(reconcile(node.observe(mine, node.Rested()), running(told, hosts=("a", "b", "x"))), node.Spawn)
 
 
+def test_a_rehearsal_of_several_workers_fails_when_one_of_them_does() -> None:
+    """The agent ends the others then; that it ended one on purpose is no failure."""
+    told = (KEYS.notice, Notice(1, movable=True))
+    job, mine = running(told, hosts=("a", "b", "x")), node.Node(seat("x"), 7)
+
+    def rehearse(before: node.Node, *facts: node.Fact) -> node.Node:
+        after = node.observe(before, node.Spawned(node.Group(Purpose.STANDBY, 1, 0, 1, (5, 6))))
+        for fact in (*facts, node.Exited(6, 143, "killed by SIGTERM")):
+            after = node.observe(after, fact)
+        effect = reconcile(after, job)
+        assert isinstance(effect, node.Note)
+        return node.observe(after, effect.fact)
+
+    killed = node.Killing("this node is drained")
+    for _ in range(idle.MAX_STANDBY_FAILURES):
+        assert not idle.gave_up(mine)
+        mine = rehearse(mine, node.Exited(5, 1, "ValueError: mine"), node.Killing("a worker of this node failed"))
+    assert idle.gave_up(mine)
+    assert mine.standby_error == "ValueError: mine"
+    assert rehearse(node.Node(seat("x"), 7), killed, node.Exited(5, 143)).standby_failures == 0
+
+
 # -- report
 def test_status_has_its_stable_fields() -> None:
     status = report.status(running(), Heard())

@@ -99,6 +99,26 @@ def test_sigterm_hastens_a_drain_that_waits() -> None:
     assert preemption.answer(running(*shut_down("a")), ME, "SIGTERM", 20.0, shutdown=True) is None
 
 
+def test_sigterm_during_a_drain_of_several_hosts_is_told_for_this_one() -> None:
+    """By the operator's wish still: the machine stays drained when it is back. A script that saved and ended with 0 is not done."""
+    both = Operation("d-1", Verb.DRAIN, (Host("a"), Host("b")), "rack 7", force_after_s=100.0)
+    admins = [(KEYS.admin(h), Admin(Host(h), True, "rack 7", "d-1")) for h in ("a", "b")]
+    txn = preemption.answer(running((KEYS.op("d-1"), both), *admins), ME, "SIGTERM", 20.0, shutdown=True)
+    assert txn is not None and txn.name == "hasten d-1 for a"
+    written = {o.key: o.value for o in txn.ops if isinstance(o, Put)}
+    part, wish = codec.decode(Operation, written.pop(KEYS.op("d-1-a"))), codec.decode(Admin, written.pop(KEYS.admin("a")))
+    assert not written, "the others' request is as it was"
+    assert (part.hosts, part.shutdown, part.force_after_s, part.reason) == (("a",), "a.1", 100.0, "rack 7")
+    told = unjoined((KEYS.op("d-1"), both), (KEYS.op(part.id), part), admins[1], (KEYS.admin("a"), wish))
+    assert preemption.answer(told, ME, "SIGTERM", 20.0, shutdown=True) is None
+    assert preemption.answer(told, seat("a", 2), "", 0.0) is None
+    assert [preemption.shut_down(told, Host(h)) for h in ("a", "b")] == [True, False]
+    saved = node.Node(ME, 1, node.Group(node.Purpose.ACTIVE, 0, 1, 1, (1, 2), exits={0: 0, 1: 0}), 1)
+    said = reconcile.reconcile(saved, told)
+    assert isinstance(said, node.Submit)
+    assert [o.key for o in said.txn.ops if isinstance(o, Put)] == [KEYS.trouble(0)]
+
+
 def unjoined(*more: tuple[str, object]) -> Job:
     job = running(*more)
     return replace(job, runs={i: replace(r, value=replace(r.value, joined=False)) for i, r in job.runs.items()})

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from test_core import KEYS, member, running, seat, snapshot
 
-from tmrun.core import coordinator, shortage
+from tmrun.core import codec, coordinator, shortage
 from tmrun.core.decision import Decision, Timers
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, Leader, Notice, Pause, Spec, Term
+from tmrun.core.model import Admin, Head, Host, Kind, Leader, Migration, Notice, Operation, Pause, Phase, Spec, Term, Verb
+from tmrun.core.txn import Put, Txn
 
 WAIT = 100.0
 LEADS = {KEYS.leader: Leader(Host("a"), seat("a").incarnation, 1), KEYS.term: Term(1), KEYS.spec: Spec(2, 2, 1, ("x",), node_wait_s=WAIT)}
@@ -84,3 +85,28 @@ def test_a_host_that_warms_up_is_waited_for_and_a_pause_stops_the_clock() -> Non
 def test_fewer_standbys_than_lost_hosts_are_a_shortage_too() -> None:
     both = replace(running(*LEADS.items(), hosts=("s",)), runs=running().runs)
     assert shortage.begun(both, 5.0) == {"short 1": 5.0}
+
+
+def test_a_restart_for_which_nobody_failed_does_not_wait_for_ever_either() -> None:
+    """b is being drained, in vain, when the parked workers cannot go on: it is not to hold ranks again, and nobody else is here."""
+    off = Migration(1, 1, 1, Kind.FAILURE, (), 1, Phase.ABORTED, reason="immovable: the state of rank 1 is lost")
+    drain = Operation("d1", Verb.DRAIN, (Host("b"),), "maintenance")
+    parked = {KEYS.head: Head(1, 0, 1), KEYS.migration(1): off}
+    drained = {KEYS.op("d1"): drain, KEYS.admin("b"): Admin(Host("b"), True, "maintenance", "d1")}
+    job = running(*LEADS.items(), *parked.items(), *drained.items(), hosts=("a", "b"))
+    me = Coordinator()
+    me.at(0, running(*LEADS.items(), *drained.items(), hosts=("a", "b")))
+    for at in (50.0, 51.0, 50 + WAIT - 1):
+        assert me.at(at, job).reason == "waiting for nodes to restart: 1 of 2 here, missing: b"
+    told = me.at(50 + WAIT - 1, job).txn
+    assert told is not None
+    (notice,) = (codec.decode(Notice, op.value) for op in told.ops if isinstance(op, Put))
+    last = me.at(50 + WAIT + 1, job)
+    assert last.say == f"job failed: {off.reason}; only 1 of 2 nodes to restart on within 100 s; missing: b"
+    assert me.at(50 + WAIT + 2, job) == last
+    next_one = Coordinator()
+    for at in (1000.0, 1006.0):
+        decision = next_one.at(at, replace(job, notice=notice))
+    assert decision.say == last.say, "it goes on where the first one was"
+    standby = replace(running(*LEADS.items(), *parked.items(), *drained.items()), notice=notice)
+    assert (Coordinator().at(0, standby).txn or Txn((), ())).name == "restart map of epoch 2"

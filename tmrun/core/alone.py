@@ -20,7 +20,7 @@ class Alone(Enum):
     LEAVE = "leave"
     """... and there is nothing more to wait for."""
     GIVE_UP = "give up"
-    """Nothing is left to do here, and the store has been silent for longer than the job would wait for a node."""
+    """Nothing is left to do here, and the store, which does not answer, has been silent for longer than the job would wait for a node."""
 
 
 def judge(term_s: float | None, silent_s: float, *, runs: bool, ending: bool, ttl_s: float, patience_s: float, grace_s: float) -> Alone:
@@ -32,4 +32,4 @@ def judge(term_s: float | None, silent_s: float, *, runs: bool, ending: bool, tt
             return Alone.END_WORKERS
         if (silent and not runs) or term_s > HANDOVER_S + grace_s + MARGIN_S:
             return Alone.LEAVE
-    return Alone.GIVE_UP if silent_s > patience_s and not runs else Alone.GO_ON
+    return Alone.GIVE_UP if silent and silent_s > patience_s and not runs else Alone.GO_ON

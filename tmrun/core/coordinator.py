@@ -10,6 +10,7 @@
                        lease time for them (the breaker, ``losses``); a lost machine: move the slot to a standby; restart everybody when
                        moving is impossible (``attempts``); wait when no standby is warm (``failures``)
     ... and paused  -> say what is held back, do nothing
+    ... or waits    -> finish requests whose hosts hold no ranks (``drains``)
     ... no more     -> workers that wait for nobody go on: a migration without moves (``resync``)
     a drain is open -> move the host's slots; finish the request when its processes are confirmed gone (``drains``)
     else            -> tell the agents what changed for them
@@ -54,9 +55,20 @@ def observe(timers: Timers, job: Job, now: float) -> Timers:
         if stuck is not None and stuck.blame is watchdog.Blame.NOBODY:
             going.add(f"deadlock {job.epoch}")
     going |= {f"rests {h} {policy.strikes(job.maps, h)}" for h in policy.lemons(job.maps) if h in job.members}
-    going |= {f"request {op.id}" for op in job.open_ops() if op.force_after_s}
-    began = dict.fromkeys(going, now) | shortage.begun(job, now)
+    going |= {drains.asked(op) for op in job.open_ops() if op.force_after_s}
+    going |= {drains.shut_down(op) for op in job.open_ops() if op.shutdown}
+    began = dict.fromkeys(going, now) | shortage.begun(job, now, restarts=_restart_lacks(job, timers, now))
     return Timers({what: timers.seen.get(what, at) for what, at in began.items()})
+
+
+def _restart_lacks(job: Job, timers: Timers, now: float) -> bool:
+    """Nobody has failed, all workers are to start anew, and nodes are missing for that: those that are drained, or done and gone."""
+    if job.spec is None or job.map is None or job.open_migration is not None or losses.failed(job):
+        return False
+    if not (job.gone or any(a.draining for a in job.admins.values())):
+        return False  # who lives keeps its ranks
+    wanted = resync.decide(job, job.spec, job.map, timers, now)
+    return wanted is not None and wanted.lacking
 
 
 def _undisturbed(job: Job) -> set[str]:
@@ -79,7 +91,8 @@ def _tell(job: Job, decision: Decision, timers: Timers, now: float) -> Decision:
     if job.spec is None or job.end is not None or job.open_migration is not None:
         return decision
     short_s = shortage.to_tell(job, timers, now)
-    notice = replace(_of_workers(job, job.map, timers, now) if job.map is not None else Notice(0), short_s=short_s)
+    told = _of_workers(job, job.map, timers, now) if job.map is not None else Notice(0)
+    notice = replace(told, epoch=job.epoch if short_s else told.epoch, short_s=short_s)
     if notice == job.told:
         return decision
     return Decision(transactions.tell(job, notice), decision.reason)
@@ -109,7 +122,7 @@ def _decide(job: Job, timers: Timers, now: float) -> Decision:
     for rule in (_all_done, failures.decide, resync.decide, drains.decide):
         decision = rule(job, job.spec, job.map, timers, now)
         if decision is not None:
-            return decision
+            return decision if decision.txn is not None else drains.carried_out(job, job.spec, job.map, timers, now) or decision
     return Decision(None, "steady")
 
 

@@ -24,11 +24,13 @@ class Timers:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``say`` is the line for the operator once the transaction has succeeded (empty: not worth one)."""
+    """``say`` is the line for the operator once the transaction has succeeded (empty: not worth one). ``lacking``: all workers are to
+    start anew, and nodes are missing for that."""
 
     txn: Txn | None
     reason: str
     say: str = ""
+    lacking: bool = False
 
 
 def ending(job: Job, state: JobState, code: int, reason: str) -> Decision:

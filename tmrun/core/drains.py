@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tmrun.core import attempts, losses, planner, storehosts, transactions
+from tmrun.core import attempts, losses, planner, preemption, storehosts, transactions
 from tmrun.core.decision import Decision, Timers
 from tmrun.core.membership import Job
 from tmrun.core.model import Host, Kind, Operation, OpState, RankMap, Seat, Spec, Verb
@@ -25,6 +25,14 @@ def decide(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -
             return decision
         why = decision.reason
     return Decision(None, why) if why else None
+
+
+def carried_out(job: Job, spec: Spec, current: RankMap, timers: Timers, now: float) -> Decision | None:
+    """The end of a request whose hosts hold no ranks, whatever the job waits for: a spare host that is back is no standby before it hears
+    of it, and it may be what the job waits for."""
+    over = (op for op in job.open_ops() if not any(current.slot_of_host(h) is not None for h in op.hosts))
+    decisions = (_finish(job, op, timers, now) for op in ([] if job.done else over))
+    return next((d for d in decisions if d.txn is not None), None)
 
 
 def _finish(job: Job, op: Operation, timers: Timers, now: float) -> Decision:
@@ -60,11 +68,25 @@ def force(job: Job, timers: Timers, now: float) -> Decision | None:
     held = {s.host for s in job.map.seats} if job.map else set()
     for op in job.open_ops():
         if op.force_after_s and held & set(op.hosts) and (op.shutdown or not job.pause):
-            late = timers.since(f"request {op.id}", now) > op.force_after_s
-            why = f"drain {op.id} is overdue" if late else _stranded(job, op)
+            why = f"drain {op.id} is overdue" if _late(op, timers, now) else _stranded(job, op)
             if why:
                 return Decision(transactions.force(job, op), why, f"{why}: {FORCED}")
     return None
+
+
+def _late(op: Operation, timers: Timers, now: float) -> bool:
+    """SIGTERM to a host that is being drained allows a time of its own, from then on; a deadline that is nearer stays."""
+    return timers.since(asked(op), now) > op.force_after_s or timers.since(shut_down(op), now) > preemption.HANDOVER_S
+
+
+def asked(op: Operation) -> str:
+    """Name of the timer of its deadline."""
+    return f"request {op.id}"
+
+
+def shut_down(op: Operation) -> str:
+    """Name of the timer that runs from SIGTERM to its host on."""
+    return f"request {op.id} {op.shutdown}"
 
 
 def _stranded(job: Job, op: Operation) -> str:

@@ -52,8 +52,9 @@ def _tell_trouble(node: Node, job: Job, group: Group) -> Effect | None:
 
 def _first_failure(node: Node, job: Job, group: Group) -> Trouble:
     assert job.spec is not None and job.map is not None
-    ended = {r: c for r, c in group.exits.items() if c}
-    local, code = next(((r, c) for r, c in ended.items() if r not in group.echoes), next(iter(ended.items()), (0, 1)))
+    ended = group.failed_first or [r for r, c in group.exits.items() if c] or [0]
+    local = next((r for r in ended if r not in group.echoes), ended[0])
+    code = group.exits.get(local) or 1
     text = group.errors.get(local) or (f"killed by signal {code - 128}" if code > 128 else f"exit code {code}")
     rank = job.spec.ranks(group.slot)[local]
     away = preemption.taken_away(job, node.me.host) or (group.killed if group.killed.startswith(preemption.GOES_AWAY) else "")

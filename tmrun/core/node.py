@@ -81,6 +81,8 @@ class Group:
     """The epoch of the last Commit sent."""
     killed: str = ""
     """Why the agent killed them, if it did."""
+    before: frozenset[int] = frozenset()
+    """Local ranks that had ended by then: what the others end with says nothing."""
     step: int = -1
     """In which the first that ended was, as far as is known."""
     out_of_memory: bool = False
@@ -97,6 +99,11 @@ class Group:
     def failed(self) -> bool:
         """Some process ended otherwise than with 0."""
         return any(self.exits.values())
+
+    @property
+    def failed_first(self) -> tuple[int, ...]:
+        """Local ranks that ended otherwise than with 0 before their agent killed the rest, if it did; in the order of their ends."""
+        return tuple(r for r, code in self.exits.items() if code and (r in self.before or not self.killed))
 
     def unwished(self, pid: int) -> bool:
         """This process holds a rank, and its agent has not told it to end: that it ends is for people to know. A rehearsal is none."""
@@ -358,9 +365,10 @@ def _not_spawned(node: Node, fact: NotSpawned) -> Node:
 
 
 def _forget(node: Node, group: Group) -> Node:
-    errors = " ".join(group.errors.values())
+    told = group.failed_first or tuple(group.errors)
+    errors = " ".join(group.errors[r] for r in told if r in group.errors)
     over = replace(node, group=None, standby_error=errors)
-    failed_standby = group.purpose is Purpose.STANDBY and not group.killed
+    failed_standby = group.purpose is Purpose.STANDBY and (not group.killed or bool(group.failed_first))
     return _rehearsal_failed(over, group.generation, errors) if failed_standby else replace(over, standby_failures=0)
 
 
@@ -387,7 +395,7 @@ def _observe_group(group: Group, fact: Fact) -> Group:
         case WorkerAnswered(rank, migration, answer):
             return replace(group, answers={**group.answers, rank: answer}) if migration == group.migration else group
         case Killing(reason):
-            return replace(group, killed=group.killed or reason)
+            return group if group.killed else replace(group, killed=reason, before=frozenset(group.exits))
         case Sent(effect):
             return _sent(group, effect)
         case _:

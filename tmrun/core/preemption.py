@@ -38,7 +38,7 @@ def answer(job: Job, me: Seat, reason: str, force_after_s: float, *, shutdown: b
         return transactions.request(job, op)
     found = job.ops.get(admin.op) if admin is not None and draining else None
     asked = found if found is not None and found.state is OpState.OPEN else None
-    if reason and shutdown and asked is not None and asked.hosts == (me.host,) and asked.shutdown != me.incarnation:
+    if reason and shutdown and asked is not None and asked.shutdown != me.incarnation:
         return transactions.hasten(job, asked, me, force_after_s)
     carried_out = job.map is not None and job.map.slot_of_host(me.host) is None
     if asked is not None and carried_out and not reason:

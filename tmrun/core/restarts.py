@@ -6,6 +6,7 @@ May not know: moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tmrun.core import losses, planner, policy, shortage, transactions
 from tmrun.core.decision import Decision, Timers, ending
@@ -59,7 +60,7 @@ def restart(job: Job, reason: str, exit_code: int, timers: Timers, now: float, *
         here, who = f"{len(seats)} of {job.spec.nnodes}", shortage.missing(job, seats)
         if shortage.over(job, timers, now):
             within = f"only {here} nodes to restart on within {job.spec.node_wait_s:.0f} s; {who}"
-            return ending(job, JobState.FAILED, exit_code, f"{reason}; {within}")
-        return Decision(None, f"waiting for nodes to restart: {here} here, {who}")
+            return replace(ending(job, JobState.FAILED, exit_code, f"{reason}; {within}"), lacking=True)
+        return Decision(None, f"waiting for nodes to restart: {here} here, {who}", lacking=True)
     txn = transactions.start(job, seats, Kind.RESTART, reason, program=program, row=row if program else row + 1, failed=accused)
     return Decision(txn, reason, f"restarting all workers (restart {job.restarts + 1}): {reason}")

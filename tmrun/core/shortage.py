@@ -21,12 +21,12 @@ def timer(job: Job) -> str:
     return f"short {job.epoch}"
 
 
-def begun(job: Job, now: float) -> dict[str, float]:
+def begun(job: Job, now: float, *, restarts: bool = False) -> dict[str, float]:
     """The timer and when it began, by this coordinator's clock, if nodes are lacking now. Before the first map it goes on until that is
-    there, whoever comes and leaves again meanwhile."""
+    there, whoever comes and leaves again meanwhile. ``restarts``: all workers are to start anew, and cannot, although none has failed."""
     if job.spec is None or job.end is not None or job.pause is not None:
         return {}
-    if job.map is not None and not _lacks(job, job.spec.nnodes):
+    if job.map is not None and not restarts and not _lacks(job, job.spec.nnodes):
         return {}
     return {timer(job): now - (job.told.short_s if job.told.epoch == job.epoch else 0.0)}
 

@@ -367,9 +367,16 @@ def force(job: Job, op: Operation) -> Txn:
 
 
 def hasten(job: Job, op: Operation, me: Seat, force_after_s: float) -> Txn:
-    """My machine, which is being drained, is shut down now: the request waits no longer than this, and not at all in vain."""
-    hastened = replace(op, shutdown=me.incarnation, force_after_s=force_after_s)
-    return Txn((ValueIs(job.keys.op(op.id), encode(op)),), (Put(job.keys.op(op.id), encode(hastened)),), f"hasten {op.id}")
+    """My machine, which is being drained, is shut down now: the request waits no longer than this from now on, nor than it was to wait
+    anyway, and not at all in vain. One for several hosts goes on as it is for the others; a part of it, by the same wish, is mine alone."""
+    hastened = replace(op, shutdown=me.incarnation, force_after_s=op.force_after_s or force_after_s)
+    as_read = ValueIs(job.keys.op(op.id), encode(op))
+    if op.hosts == (me.host,):
+        return Txn((as_read,), (Put(job.keys.op(op.id), encode(hastened)),), f"hasten {op.id}")
+    part = replace(hastened, id=f"{op.id}-{me.host}", hosts=(me.host,))
+    guards = (as_read, Absent(job.keys.op(part.id)), _wishes_as_seen(job, me.host))
+    wish = _wish(job, replace(_wanted(job, me.host), op=part.id))
+    return Txn(guards, (Put(job.keys.op(part.id), encode(part)), wish), f"hasten {op.id} for {me.host}")
 
 
 def report_doubt(job: Job, doubt: Doubt, lease: int) -> Txn:
