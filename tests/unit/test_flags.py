@@ -227,8 +227,9 @@ def test_etcd_as_torchrun_spells_it() -> None:
     assert (made.store.existing.endpoints, made.job) == ("http://e:2379", "x")
 
 
-def test_durations_of_rdzv_conf(capsys: pytest.CaptureFixture[str]) -> None:
-    made = launch("--rdzv-conf", "join_timeout=9,last_call_timeout=2,is_host=1", "train.py")
+@pytest.mark.parametrize("quote", ["", "'"], ids=["", "quotes that no shell took away"])
+def test_durations_of_rdzv_conf(capsys: pytest.CaptureFixture[str], quote: str) -> None:
+    made = launch("--rdzv-conf", f"{quote}join_timeout=9,is_host=1,last_call_timeout=2{quote}", "train.py")
     assert (made.join_timeout_s, made.spec.node_wait_s, made.spec.join_wait_s) == (9, 9, 2)
     assert capsys.readouterr().err == "tmrun: --rdzv-conf is_host: has no effect here\n"
 

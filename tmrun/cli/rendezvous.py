@@ -88,9 +88,9 @@ def _hosts(flags: Flags, nodes: int, spares: int) -> tuple[tuple[str, int], ...]
 
 
 def parse_conf(text: str) -> dict[str, str]:
-    """``k=v,k=v`` -> pairs. Raises UsageError."""
-    pairs = {}
-    for part in text.strip().split(",") if text.strip() else ():
+    """``k=v,k=v`` -> pairs; also in quotes that no shell took away. Raises UsageError."""
+    pairs, text = {}, text.strip().strip("'\"")
+    for part in text.split(",") if text else ():
         key, separator, value = part.partition("=")
         if not separator or not key.strip():
             raise UsageError(f"--rdzv-conf {part!r}: expected KEY=VALUE[,KEY=VALUE]")
