@@ -22,7 +22,7 @@ from pathlib import Path
 import tmrun
 from tmrun import procs
 from tmrun.core import environment
-from tmrun_agent.autopsy import Death, examine, oom_kills
+from tmrun_agent.autopsy import Death, examine, oom_kills, unexamined
 from tmrun_agent.logs import WorkerOutput
 
 ENV_GROUP = "TMRUN_GROUP"
@@ -69,8 +69,8 @@ class Processes:
             for worker in workers:
                 self._children.append(self._start(worker))
             for local, (child, worker) in enumerate(zip(self._children, workers, strict=True)):
-                examined = partial(examine, child.pid, local, output=worker.output, kills_before=kills)
-                waiting = (child, list(self._children), self._group, examined)
+                examined = partial(examine, output=worker.output, kills_before=kills)
+                waiting = (child, local, list(self._children), self._group, examined)
                 threading.Thread(target=self._wait, args=waiting, name="child-wait", daemon=True).start()
         except (OSError, RuntimeError):
             procs.sweep(self._group, ENV_GROUP)
@@ -139,10 +139,18 @@ class Processes:
         procs.sweep(marker, ENV_GROUP)
 
     def _wait(
-        self, child: subprocess.Popen[bytes], group: list[subprocess.Popen[bytes]], marker: str, examined: Callable[[int, str], Death]
+        self,
+        child: subprocess.Popen[bytes],
+        local: int,
+        group: list[subprocess.Popen[bytes]],
+        marker: str,
+        examined: Callable[[int, int, int, str], Death],
     ) -> None:
         code = child.wait()
-        death = examined(code, self._why.pop(child.pid, ""))
+        try:
+            death = examined(child.pid, local, code, self._why.pop(child.pid, ""))
+        except Exception as error:  # it reads what a script wrote; the end is told whatever that is, else its slot is never free
+            death = unexamined(child.pid, local, code, error)
         _reap_session(child.pid)
         if all(c.poll() is not None for c in group):
             while not procs.sweep(marker, ENV_GROUP):  # a process stuck in the kernel keeps the slot: nobody may say that it is free

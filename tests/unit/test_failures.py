@@ -91,6 +91,21 @@ def test_all_that_a_worker_said_tells_an_echo(tmp_path: Path, error: dict[str, o
     assert "\n" not in death.summary
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"message": {"message": "x", "extraInfo": "text"}}', "x"),
+        ('{"message": {"message": "x", "extraInfo": ["text"]}}', "x"),
+        ('{"message": ' + "[" * 100_000, ""),
+        ('["message"]', ""),
+    ],
+    ids=["text", "a list", "endless", "another shape"],
+)
+def test_an_error_file_of_a_scripts_own_is_read_as_far_as_it_goes(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "error.json").write_text(text)
+    assert autopsy.read_error(str(tmp_path / "error.json"))[:2] == (message, "")
+
+
 def test_the_report_names_everything() -> None:
     words = failed.report(
         "train.py",
