@@ -359,6 +359,51 @@ def test_a_port_that_is_taken_is_no_obstacle() -> None:
     wished.close()
 
 
+def test_a_port_that_another_job_holds_is_no_obstacle_either() -> None:
+    """Its workers may not run yet; both have the one that they say."""
+    told: list[str] = []
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        wished = found.getsockname()[1]
+    first, second = MasterStore("127.0.0.1", wished, silent), MasterStore("127.0.0.1", wished, told.append)
+    try:
+        assert first.ports == (wished,)
+        second.open(second.ports[0], 1)
+        first.open(wished, 1)
+        assert told == [f"--master-port {wished} cannot be had at 127.0.0.1 (is it taken?): MASTER_PORT is {second.ports[0]}"]
+    finally:
+        first.close()
+        second.close()
+
+
+def event_descriptors() -> int:
+    """How many this process has."""
+    return sum(os.path.realpath(entry).endswith("[eventfd]") for entry in Path("/proc/self/fd").iterdir())
+
+
+def test_a_store_that_could_not_be_opened_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while no thread can be had: what was before has been given back once, and nothing passes for open."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = MasterStore("127.0.0.1", 0, silent)
+    port = store.ports[0]
+    try:
+        store.open(port, 1)
+        before = event_descriptors()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            for _ in range(2):
+                with pytest.raises(RuntimeError):
+                    store.open(port, 2)
+        assert event_descriptors() == before - 1, "the last one's, which has ended"
+        store.open(port, 2)
+        assert event_descriptors() == before
+    finally:
+        store.close()
+
+
 def test_a_restart_finds_an_empty_store() -> None:
     """A real TCPStore; what the last attempt wrote is gone, even on a port that had to stay the same. One that is killed is told."""
     fixed = MasterStore("127.0.0.1", 0, silent)
