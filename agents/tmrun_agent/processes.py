@@ -59,6 +59,8 @@ class Processes:
     _why: dict[int, str] = field(default_factory=dict)
     """pid -> why it was ended alone."""
     _group: str = ""
+    _unattended: tuple[float, list[subprocess.Popen[bytes]], str] | None = None
+    """(until, workers, group): their grace period has begun, and no thread could be had that sees to its end."""
 
     def spawn(self, workers: Sequence[Worker]) -> tuple[int, ...]:
         """Start them all; returns their pids in order. On failure none is left. Raises OSError, RuntimeError (no thread can be had)."""
@@ -101,8 +103,22 @@ class Processes:
             self.signal(signal.SIGKILL)
             return
         self.signal(number)
-        children, group = list(self._children), self._group
-        threading.Thread(target=self._later, args=(children, group), name="child-kill", daemon=True).start()
+        self._unattended = time.monotonic() + self.grace_s, list(self._children), self._group
+        self.tend()
+
+    def tend(self) -> None:
+        """Once a turn: a grace period that has begun ends in time, also while this host is out of threads."""
+        if self._unattended is None:
+            return
+        try:
+            threading.Thread(target=self._later, args=self._unattended, name="child-kill", daemon=True).start()
+        except RuntimeError:
+            until, children, _ = self._unattended
+            if time.monotonic() < until:
+                return
+            for child in children:  # what they have started ends after them, by their waiting threads
+                _signal(child, signal.SIGKILL)
+        self._unattended = None
 
     def close(self) -> bool:
         """Kill whatever is left, grandchildren too. False when something survives (stuck in the kernel)."""
@@ -132,9 +148,8 @@ class Processes:
         workers = {child.pid for child in self._children}
         return next((p for p in procs.lineage(pid) if p in workers), None)
 
-    def _later(self, children: list[subprocess.Popen[bytes]], marker: str) -> None:
-        end = time.monotonic() + self.grace_s
-        while time.monotonic() < end and any(c.poll() is None for c in children):
+    def _later(self, until: float, children: list[subprocess.Popen[bytes]], marker: str) -> None:
+        while time.monotonic() < until and any(c.poll() is None for c in children):
             time.sleep(0.05)
         procs.sweep(marker, ENV_GROUP)
 

@@ -64,7 +64,10 @@ from tmrun.core.model import End, JobState, Spec
 from tmrun.store.etcd import boottime
 from tmrun.store.memory import MemoryWorld
 from tmrun_agent.__main__ import _serve
+from tmrun_agent.processes import Processes
 
+tended = []
+Processes.tend = lambda self: tended.append(self)
 world = MemoryWorld()
 world.clock.now = boottime()  # by which an agent measures how long the store is silent
 store, keys = world.client(), Keys("job")
@@ -74,7 +77,7 @@ store.partitioned = True
 threading.Timer(1.0, lambda: setattr(store, "partitioned", False)).start()
 where = StoreAccess("http://nowhere:1")
 code = _serve(AgentConfig("job", "node0", where, "127.0.0.1", sys.argv[1], "marker", 1, ("train.py",), {}, 1.0, store_wait_s=60), store)
-print(code, store.get(keys.member("node0")))
+print(code, store.get(keys.member("node0")), len(tended) > 0)
 """
 
 
@@ -83,7 +86,7 @@ def test_its_parts_fit_together(tmp_path: Path) -> None:
     env = {**os.environ, "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
     done = subprocess.run([sys.executable, "-c", ENDED, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert (tmp_path / "node0.timers").is_fifo()
-    assert done.stdout == "42 None\n"
+    assert done.stdout == "42 None True\n"
     assert "it is asked again, 60 s at most" in done.stderr
 
 
