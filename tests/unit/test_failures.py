@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,50 @@ def test_a_folder_that_cannot_be_written_costs_the_logs_only(tmp_path: Path, cap
     assert (output.stdout, output.error_file) == (None, "")
     assert "node1: no logs can be written" in told[0]
     assert capfd.readouterr().err == "seen\n"
+
+
+def opened() -> set[str]:
+    """The files and pipes that this process has open."""
+    return {os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize(
+    "wanted", [Output("logs", tee=Streams(3), copies_out=("x",)), Output("/dev/null", only=(7,))], ids=["tee", "hidden"]
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_outputs_that_cannot_be_made_leave_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Output, last: bool
+) -> None:
+    """Nor a thread, for which each later attempt would wait."""
+    monkeypatch.chdir(tmp_path)
+    before, start = opened(), threading.Thread.start
+    begun = count()
+
+    def poor(thread: threading.Thread) -> None:
+        if next(begun) == (0 if not last else 1 if wanted.only else 3):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    ours = logs(tmp_path, wanted)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", poor)
+        with pytest.raises(RuntimeError):
+            ours.open(0, ["", ""])
+    began = time.monotonic()
+    ours.close(2.0)
+    assert time.monotonic() - began < 2.0
+    assert opened() <= before
+
+
+def test_a_log_that_cannot_be_opened_leaves_nothing_of_the_others_open(tmp_path: Path) -> None:
+    before = opened()
+    ours = logs(tmp_path, Output(str(tmp_path / "logs"), tee=Streams(3)))
+    ours._run = tmp_path / "run"
+    (tmp_path / "run" / "attempt_0" / "1" / "stderr.log").mkdir(parents=True)
+    for output in ours.open(0, ["", ""]):
+        output.started()
+    ours.close()
+    assert opened() <= before
 
 
 def test_the_prefix_has_a_template(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
