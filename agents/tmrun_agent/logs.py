@@ -80,6 +80,8 @@ class Logs:
     _run: Path | None = None
     _groups: int = 0
     _followers: list[Follower | Pump] = field(default_factory=list)
+    _late: list[Follower | Pump] = field(default_factory=list)
+    """Of earlier groups, which still copy."""
 
     def open(self, restarts: int, prefixes: Sequence[str]) -> list[WorkerOutput]:
         """Outputs of a new group, one a worker; ``prefixes`` of their tee'd lines. Without files where none can be written."""
@@ -106,10 +108,17 @@ class Logs:
         return outputs
 
     def close(self, limit_s: float | None = None) -> None:
-        """Copy what is left to the console; with a limit what a console that takes nothing leaves is copied later."""
-        for follower in self._followers:
-            follower.finish(limit_s)
-        self._followers.clear()
+        """Copy what is left to the console; with a limit, for all together, what a console that takes nothing leaves is copied later, and
+        waited for by the last close, which has none."""
+        ending = [*self._late, *self._followers] if limit_s is None else self._followers
+        for each in ending:
+            each.finish(0.0)  # all are told before one is waited for
+        until = time.monotonic() + (_DRAIN_S if limit_s is None else limit_s)
+        for each in ending:
+            limited = limit_s is not None or each.may_never_end
+            each.finish(max(0.0, until - time.monotonic()) if limited else None)
+        self._late = [each for each in (*self._late, *self._followers) if each.copies]
+        self._followers = []
 
     def _folder(self, restarts: int) -> Path | None:
         if self.wanted.log_dir == os.devnull:
@@ -168,6 +177,9 @@ class Logs:
 class Pump:
     """A pipe whose bytes go on to a descriptor of ours, if any, and whose end is remembered."""
 
+    may_never_end = True
+    """Somebody else may hold the pipe."""
+
     def __init__(self, sink: int | None) -> None:
         self._read_end, self.write_end = os.pipe()
         try:
@@ -196,6 +208,11 @@ class Pump:
     def finish(self, limit_s: float | None = None) -> None:
         """The writer has ended: copy the rest."""
         self._thread.join(_DRAIN_S if limit_s is None else limit_s)
+
+    @property
+    def copies(self) -> bool:
+        """It is not done yet."""
+        return self._thread.is_alive()
 
     def _waiting(self) -> bool:
         """Whether bytes are in the pipe; it is closed once there never will be."""
@@ -235,6 +252,8 @@ class Follower:
     A carriage return ends a line too (progress bars), and so does a while in which nothing comes (a prompt).
     """
 
+    may_never_end = False
+
     def __init__(self, path: Path, sink: int | None, prefix: str, copy: tuple[Path, Sequence[str]] | None) -> None:
         self._sink, self._prefix = sink, prefix
         self._needles = copy[1] if copy else ()
@@ -253,6 +272,11 @@ class Follower:
         """The writer has ended: copy the rest."""
         self._over.set()
         self._thread.join(limit_s)
+
+    @property
+    def copies(self) -> bool:
+        """It is not done yet."""
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         with self._file:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tmrun_agent import autopsy
+from tmrun_agent import logs as module
 from tmrun_agent.logs import Follower, Logs, Pump, WorkerOutput, split
 from tmrun_agent.master import MasterStore
 from torch.distributed import TCPStore
@@ -376,6 +377,48 @@ def test_a_console_that_takes_nothing_holds_up_no_restart(tmp_path: Path) -> Non
     follower.finish()
     os.close(read_end)
     os.close(write_end)
+
+
+def test_a_console_that_takes_nothing_holds_up_a_group_once_and_loses_none_of_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent does nothing else meanwhile; what was said before a restart is there at the end."""
+    taken, shown = threading.Event(), list[bytes]()
+
+    def console(_: int, data: bytes) -> None:
+        assert taken.wait(60)
+        shown.append(data)
+
+    monkeypatch.setattr(module, "write_all", console)
+    monkeypatch.setattr(module, "_DRAIN_S", 1.0)
+    ours = logs(tmp_path, Output(str(tmp_path / "logs"), tee=Streams(3)))
+    for i, output in enumerate(ours.open(0, [""] * 4)):
+        write(output, f"out {i}\n", f"err {i}\n")
+    began = time.monotonic()
+    for attempt in (1, 2):
+        for output in ours.open(attempt, [""] * 4):
+            output.started()
+    assert time.monotonic() - began < 4.0
+    threading.Timer(0.5, taken.set).start()
+    ours.close()
+    assert sorted(shown) == sorted(f"{stream} {i}\n".encode() for stream in ("out", "err") for i in range(4))
+
+
+def test_pipes_that_others_hold_are_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_DRAIN_S", 1.0)
+    ours = logs(tmp_path, Output("/dev/null", only=(7,)))
+    held = []
+    for output in ours.open(0, [""] * 4):
+        assert output.stderr is not None
+        held.append(os.dup(output.stderr))
+        output.started()
+    began = time.monotonic()
+    ours.close()
+    assert time.monotonic() - began < 3.0
+    for descriptor in held:
+        os.close(descriptor)
+    ours.close()
+    assert ours._late == []
 
 
 # -- the store behind MASTER_PORT ---------------------------------------------------------------------------------------------------
