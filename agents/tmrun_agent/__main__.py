@@ -96,7 +96,7 @@ def _serve(config: AgentConfig, store: Store) -> int:
     file_timers = timers.from_environment(pipe, processes.signal_one, health.waits, processes.worker_of)
 
     try:
-        granted = patience.ask(lambda: enter(lease, keys, member, publisher.event))
+        granted = patience.ask(lambda: enter(lease, keys, member, publisher.event, patience.pause))
         if config.metrics:
             publisher.event(f"{config.host}: {metrics.serve(config.metrics)}")
         Notices(sources(config.notices), inbox.put, publisher.event).start()

@@ -59,13 +59,20 @@ def examine(pid: int, local_rank: int, code: int, why: str, output: WorkerOutput
     kills = _more(kills_before, oom_kills())
     hint = "" if why else memory_hint(shell_code, kills) or disk_hint(shell_code)
     message, stack, when = read_error(output.error_file)
-    how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    how = _how(code)
     error = message.strip().partition("\n")[0]
     what = "; ".join(x for x in (hint, error) if x) if shell_code == EXIT_DISK else why or hint or error
     summary = f"{how}: {what}" if what else how
     name = signal_name(-code) if code < 0 else ""
     no_memory = not why and shell_code == _KILLED and bool(kills)
     return Death(pid, local_rank, shell_code, when or now, name, summary, message, stack, output.tail(), output.folder, hint, no_memory)
+
+
+def unexamined(pid: int, local_rank: int, code: int, error: Exception) -> Death:
+    """What is certain all the same, when ``examine`` failed."""
+    shell_code = code if code >= 0 else 128 - code
+    name = signal_name(-code) if code < 0 else ""
+    return Death(pid, local_rank, shell_code, time.time(), name, f"{_how(code)}; what it left cannot be read: {error!r}")
 
 
 def exited(death: Death, step: int) -> Exited:
@@ -79,6 +86,10 @@ def failure(death: Death, host: Host, slot: int, rank: int, epoch: int) -> Failu
         host, slot, rank, death.local_rank, death.pid, death.code, death.time, epoch, death.signal, death.message, death.traceback,
         death.tail, death.log, death.hint, death.echo,
     )  # fmt: skip
+
+
+def _how(code: int) -> str:
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
 def signal_name(number: int) -> str:
@@ -97,12 +108,13 @@ def read_error(path: str) -> tuple[str, str, float]:
     try:
         when = Path(path).stat().st_mtime if path else 0.0
         message: Any = json.loads(Path(path).read_text())["message"] if path else ""
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "", "", 0.0
     if not isinstance(message, dict):
         return str(message)[:_MOST], "", when
-    extra = message.get("extraInfo") or {}
-    return str(message.get("message", ""))[:_MOST], str(extra.get("py_callstack", ""))[-_MOST:], when
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack", "") if isinstance(extra, dict) else ""  # a script may write the file itself
+    return str(message.get("message", ""))[:_MOST], str(stack)[-_MOST:], when
 
 
 def memory_hint(code: int, kills: int | None) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from signal import Signals
 
@@ -86,15 +87,19 @@ class Effects:
         ranks = spec.ranks(effect.slot)
         prefix = self.config.output.prefix
         outputs = self.logs.open(job.restarts, [streams.prefix(prefix, spec.role, i, r, self.config.host) for i, r in enumerate(ranks)])
-        workers = [
-            Worker(
-                worker_command(self.config.command, i, no_python=spec.no_python),
-                self._environment(effect, job, spec, i, output.error_file),
-                output,
-                reads=active,  # a rehearsal would take it away from them
-            )
-            for i, output in enumerate(outputs)
-        ]
+        with ExitStack() as unused:
+            for output in outputs:
+                unused.callback(output.started)
+            workers = [
+                Worker(
+                    worker_command(self.config.command, i, no_python=spec.no_python),
+                    self._environment(effect, job, spec, i, output.error_file),
+                    output,
+                    reads=active,  # a rehearsal would take it away from them
+                )
+                for i, output in enumerate(outputs)
+            ]
+            unused.pop_all()
         pids = self.processes.spawn(workers)
         self.health.follow(pids)
         return pids

@@ -54,13 +54,21 @@ class Inquest:
         suspects = _suspects(job) if leads else _leader(job) if doubt or _broken(job) else ()
         suspects = tuple(s for s in suspects if s.host != self.me.host)
         strangers = () if suspects else self._strangers(job, leads=leads)
-        if strangers and self._meeting.acquire(blocking=False):
+        if strangers and self._begin(tuple(strangers), self._meet, self._meeting):
             self._meet_at |= dict.fromkeys(strangers, self.clock() + MEET_AGAIN_S)
-            threading.Thread(target=self._run, args=(tuple(strangers), self._meet, self._meeting), name="inquest-meet", daemon=True).start()
-        if not suspects or self.clock() - self._asked < ASK_EVERY_S or not self._busy.acquire(blocking=False):
-            return
-        self._asked = self.clock()
-        threading.Thread(target=self._run, args=(suspects, self._ask, self._busy), name="inquest", daemon=True).start()
+        if suspects and self.clock() - self._asked >= ASK_EVERY_S and self._begin(suspects, self._ask, self._busy):
+            self._asked = self.clock()
+
+    def _begin(self, seats: tuple[Seat, ...], each: Callable[[Seat], None], busy: threading.Lock) -> bool:
+        """On a thread of its own; False: the last one is not done yet, or none can be had, and the next turn tries again."""
+        if not busy.acquire(blocking=False):
+            return False
+        try:
+            threading.Thread(target=self._run, args=(seats, each, busy), name="inquest", daemon=True).start()
+        except RuntimeError:
+            busy.release()
+            return False
+        return True
 
     def _strangers(self, job: Job, *, leads: bool) -> set[Seat]:
         """Those whom we may have to ask about one day, have never reached, and have not tried just now."""

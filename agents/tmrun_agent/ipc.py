@@ -75,9 +75,20 @@ class WorkerServer:
         while not self._over.is_set():
             try:
                 sock, _ = self._listener.accept()
+            except OSError:
+                self._over.wait(_AGAIN_S)  # out of descriptors for a moment, unless it is the end
+                continue
+            self._begin(sock)
+
+    def _begin(self, sock: socket.socket) -> None:
+        """Out of threads for a moment: it waits for one, since its worker connects only once."""
+        while not self._over.is_set():
+            try:
                 threading.Thread(target=self._connection, args=(sock,), name="ipc-worker", daemon=True).start()
-            except (OSError, RuntimeError):
-                self._over.wait(_AGAIN_S)  # out of descriptors or threads for a moment, unless it is the end
+                return
+            except RuntimeError:
+                self._over.wait(_AGAIN_S)
+        sock.close()
 
     def _connection(self, sock: socket.socket) -> None:
         with sock:

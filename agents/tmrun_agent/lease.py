@@ -154,15 +154,18 @@ class Lease:
             agent.publisher.event(f"{agent.member.host}: its lease was lost; registered again")
 
 
-def enter(lease: Lease, keys: Keys, member: Member, tell: Callable[[str], None]) -> int:
-    """Be in the job under a new lease, which is returned. May be tried again. Raises StoreError, UsageError."""
+def enter(lease: Lease, keys: Keys, member: Member, tell: Callable[[str], None], pause: Callable[[float], None]) -> int:
+    """Be in the job under a new lease, which is returned. May be tried again. Raises StoreError, UsageError, and what ``pause`` does."""
     granted = lease.acquire()
-    register(lease.store, keys, member, granted, lease.ttl_s, tell)
+    register(lease.store, keys, member, granted, lease.ttl_s, tell, pause)
     return granted
 
 
-def register(store: Store, keys: Keys, member: Member, lease: int, ttl_s: int, tell: Callable[[str], None]) -> None:
-    """Join the job. An earlier life of this host may still be registered: wait for its lease to run out. Raises UsageError."""
+def register(
+    store: Store, keys: Keys, member: Member, lease: int, ttl_s: int, tell: Callable[[str], None], pause: Callable[[float], None]
+) -> None:
+    """Join the job. An earlier life of this host may still be registered: wait for its lease to run out. ``pause``: for so many seconds.
+    Raises StoreError, UsageError, and what ``pause`` does."""
     deadline = time.monotonic() + 2 * ttl_s + 5
     told = False
     while True:
@@ -177,7 +180,7 @@ def register(store: Store, keys: Keys, member: Member, lease: int, ttl_s: int, t
         if not told:
             tell(f"{member.host}: waiting for an earlier registration of this name to expire{_elsewhere(holder, member)}")
         told = True
-        time.sleep(0.2)
+        pause(0.2)
 
 
 def _elsewhere(holder: Member | None, member: Member) -> str:

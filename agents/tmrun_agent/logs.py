@@ -20,6 +20,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template
@@ -79,6 +80,8 @@ class Logs:
     _run: Path | None = None
     _groups: int = 0
     _followers: list[Follower | Pump] = field(default_factory=list)
+    _late: list[Follower | Pump] = field(default_factory=list)
+    """Of earlier groups, which still copy."""
 
     def open(self, restarts: int, prefixes: Sequence[str]) -> list[WorkerOutput]:
         """Outputs of a new group, one a worker; ``prefixes`` of their tee'd lines. Without files where none can be written."""
@@ -95,18 +98,27 @@ class Logs:
     def _open(self, restarts: int, prefixes: Sequence[str]) -> list[WorkerOutput]:
         folder = self._folder(restarts)
         outputs = []
-        for local, prefix in enumerate(prefixes):
-            own = None if folder is None else folder / str(local)
-            if own is not None:
-                own.mkdir(parents=True, exist_ok=True)
-            outputs.append(self._worker(local, own, folder, prefix))
+        with ExitStack() as unused:
+            for local, prefix in enumerate(prefixes):
+                own = None if folder is None else folder / str(local)
+                if own is not None:
+                    own.mkdir(parents=True, exist_ok=True)
+                outputs.append(self._worker(unused, local, own, folder, prefix))
+            unused.pop_all()  # the workers' now
         return outputs
 
     def close(self, limit_s: float | None = None) -> None:
-        """Copy what is left to the console; with a limit what a console that takes nothing leaves is copied later."""
-        for follower in self._followers:
-            follower.finish(limit_s)
-        self._followers.clear()
+        """Copy what is left to the console; with a limit, for all together, what a console that takes nothing leaves is copied later, and
+        waited for by the last close, which has none."""
+        ending = [*self._late, *self._followers] if limit_s is None else self._followers
+        for each in ending:
+            each.finish(0.0)  # all are told before one is waited for
+        until = time.monotonic() + (_DRAIN_S if limit_s is None else limit_s)
+        for each in ending:
+            limited = limit_s is not None or each.may_never_end
+            each.finish(max(0.0, until - time.monotonic()) if limited else None)
+        self._late = [each for each in (*self._late, *self._followers) if each.copies]
+        self._followers = []
 
     def _folder(self, restarts: int) -> Path | None:
         if self.wanted.log_dir == os.devnull:
@@ -126,24 +138,25 @@ class Logs:
     def _keeps(self) -> bool:
         return bool(self.wanted.log_dir) or self.wanted.redirects.any or self.wanted.tee.any
 
-    def _worker(self, local: int, own: Path | None, group: Path | None, prefix: str) -> WorkerOutput:
+    def _worker(self, unused: ExitStack, local: int, own: Path | None, group: Path | None, prefix: str) -> WorkerOutput:
         kept = str(own) if own is not None and self._keeps else ""
         error_file = "" if own is None else _unused(own / "error.json")
         output = WorkerOutput(error_file, kept)
-        output.stdout, _ = self._stream(OUT, local, own, group, prefix)
-        output.stderr, tail = self._stream(ERR, local, own, group, prefix)
+        output.stdout, _ = self._stream(unused, OUT, local, own, group, prefix)
+        output.stderr, tail = self._stream(unused, ERR, local, own, group, prefix)
         output._tail = tail
         return output
 
     def _stream(
-        self, stream: int, local: int, own: Path | None, group: Path | None, prefix: str
+        self, unused: ExitStack, stream: int, local: int, own: Path | None, group: Path | None, prefix: str
     ) -> tuple[int | None, Callable[[], tuple[str, ...]]]:
-        """(descriptor for the worker, how to read its last lines)."""
+        """(descriptor for the worker, how to read its last lines). ``unused``: closes the former, if nobody takes it."""
         wanted = self.wanted
         teed = wanted.tee.has(local, stream)
         if own is not None and group is not None and (teed or wanted.redirects.has(local, stream)):
             path = own / f"{_NAMES[stream]}.log"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            unused.callback(os.close, descriptor)
             if teed:
                 needles = wanted.copies_out if stream == OUT else wanted.copies_err
                 copy = (group / f"filtered_{_NAMES[stream]}.log", needles) if needles else None
@@ -152,14 +165,20 @@ class Logs:
         if wanted.shows(local) and (stream == OUT or os.isatty(ERR)):
             return None, tuple
         if stream == OUT:
-            return os.open(os.devnull, os.O_WRONLY), tuple
+            descriptor = os.open(os.devnull, os.O_WRONLY)
+            unused.callback(os.close, descriptor)
+            return descriptor, tuple
         pump = Pump(ERR if wanted.shows(local) else None)
+        unused.callback(os.close, pump.write_end)  # else it would never end
         self._followers.append(pump)
         return pump.write_end, pump.tail
 
 
 class Pump:
     """A pipe whose bytes go on to a descriptor of ours, if any, and whose end is remembered."""
+
+    may_never_end = True
+    """Somebody else may hold the pipe."""
 
     def __init__(self, sink: int | None) -> None:
         self._read_end, self.write_end = os.pipe()
@@ -172,7 +191,12 @@ class Pump:
         self._size = 0
         self._idle = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stderr", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._read_end)
+            os.close(self.write_end)
+            raise
 
     def tail(self) -> tuple[str, ...]:
         """What came last; waits a moment for what is still in the pipe."""
@@ -184,6 +208,11 @@ class Pump:
     def finish(self, limit_s: float | None = None) -> None:
         """The writer has ended: copy the rest."""
         self._thread.join(_DRAIN_S if limit_s is None else limit_s)
+
+    @property
+    def copies(self) -> bool:
+        """It is not done yet."""
+        return self._thread.is_alive()
 
     def _waiting(self) -> bool:
         """Whether bytes are in the pipe; it is closed once there never will be."""
@@ -223,22 +252,31 @@ class Follower:
     A carriage return ends a line too (progress bars), and so does a while in which nothing comes (a prompt).
     """
 
+    may_never_end = False
+
     def __init__(self, path: Path, sink: int | None, prefix: str, copy: tuple[Path, Sequence[str]] | None) -> None:
         self._sink, self._prefix = sink, prefix
         self._needles = copy[1] if copy else ()
-        self._copy = open(copy[0], "ab", buffering=0) if copy else None  # noqa: SIM115
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
-        self._file.seek(0, os.SEEK_END)
         self._rest = b""
         self._grew = time.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tee", daemon=True)
-        self._thread.start()
+        with ExitStack() as unused:
+            self._copy = unused.enter_context(open(copy[0], "ab", buffering=0)) if copy else None
+            self._file: BinaryIO = unused.enter_context(open(path, "rb"))
+            self._file.seek(0, os.SEEK_END)
+            self._thread.start()
+            unused.pop_all()  # the thread's now
 
     def finish(self, limit_s: float | None = None) -> None:
         """The writer has ended: copy the rest."""
         self._over.set()
         self._thread.join(limit_s)
+
+    @property
+    def copies(self) -> bool:
+        """It is not done yet."""
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         with self._file:

@@ -310,6 +310,7 @@ class Agent:
 
     def _alone(self) -> int | None:
         """What must be done also if the store does not answer."""
+        self.processes.tend()
         group, term_s = self.node.group, time.monotonic() - self._term_at if self._term_at else None
         ending, ttl_s, grace_s = group is not None and bool(group.killed), self.lease.ttl_s, self.config.grace_s
         todo = alone.judge(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from tmrun_agent.autopsy import signal_name
 
 PORTS = 8
+_BACKLOG = 1024
 _LOOK_S = 0.5
 
 
@@ -45,22 +46,25 @@ class MasterStore:
         return tuple(int(s.getsockname()[1]) for s in self._bound)
 
     def open(self, port: int, start: int) -> None:
-        """Serve an empty store on one of the ports for this start of the workers, and no other any more."""
+        """Serve an empty store on one of the ports for this start of the workers, and no other any more. Raises OSError, RuntimeError."""
         if start == self._start:
             return
-        if self._serving is not None:
-            self._serving.end()
+        self._end()
+        listener = next(s for s in self._bound if s.getsockname()[1] == port)
+        listener.listen(_BACKLOG)
+        self._serving = _Serving(listener, self.address, self.tell)
         if self.wanted and port != self.wanted and self._start < 0:
             self.tell(f"--master-port {self.wanted} cannot be had at {self.address} (is it taken?): MASTER_PORT is {port}")
         self._start = start
-        listener = next(s for s in self._bound if s.getsockname()[1] == port)
-        listener.listen(1024)
-        self._serving = _Serving(listener, self.address, self.tell)
+
+    def _end(self) -> None:
+        if self._serving is not None:
+            self._serving.end()
+        self._serving = None
 
     def close(self) -> None:
         """Give everything back."""
-        if self._serving is not None:
-            self._serving.end()
+        self._end()
         for bound in self._bound:
             bound.close()
 
@@ -71,7 +75,11 @@ class _Serving:
     def __init__(self, listener: socket.socket, address: str, tell: Callable[[str], None]) -> None:
         self._listener, self._address, self._tell, self._wake = listener, address, tell, os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="master-port", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._wake)
+            raise
 
     def end(self) -> None:
         """The store is gone when this returns."""
@@ -122,6 +130,8 @@ def _bind(address: str, port: int) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind(target)
+            if port:
+                bound.listen(_BACKLOG)  # while nobody listens, others with SO_REUSEADDR can bind it too
             return bound
         except OSError:
             bound.close()

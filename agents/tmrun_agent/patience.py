@@ -1,4 +1,5 @@
-"""Before an agent is there: a store that does not answer is asked again, for a while, unless a signal asks for the agent's end.
+"""Before an agent is there: a store that does not answer is asked again, for a while, and a name that is taken is waited for, unless a
+signal asks for the agent's end.
 
 Later the loop itself lives with that. May not know: what is asked.
 """
@@ -44,6 +45,11 @@ class Patience:
                     print(f"tmrun: {self.host}: {error.brief}; it is asked again, {self.seconds:g} s at most", file=sys.stderr, flush=True)
                 self._told = True
             time.sleep(AGAIN_S)
+
+    def pause(self, seconds: float) -> None:
+        """For what is asked and has to wait for something itself, little by little. Raises Interrupted."""
+        time.sleep(seconds)
+        self._heed()
 
     def _heed(self) -> None:
         """Whatever else came meanwhile is the loop's."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import tmrun
 from tmrun import procs
 from tmrun.core import environment
-from tmrun_agent.autopsy import Death, examine, oom_kills
+from tmrun_agent.autopsy import Death, examine, oom_kills, unexamined
 from tmrun_agent.logs import WorkerOutput
 
 ENV_GROUP = "TMRUN_GROUP"
@@ -59,6 +59,8 @@ class Processes:
     _why: dict[int, str] = field(default_factory=dict)
     """pid -> why it was ended alone."""
     _group: str = ""
+    _unattended: tuple[float, list[subprocess.Popen[bytes]], str] | None = None
+    """(until, workers, group): their grace period has begun, and no thread could be had that sees to its end."""
 
     def spawn(self, workers: Sequence[Worker]) -> tuple[int, ...]:
         """Start them all; returns their pids in order. On failure none is left. Raises OSError, RuntimeError (no thread can be had)."""
@@ -69,8 +71,8 @@ class Processes:
             for worker in workers:
                 self._children.append(self._start(worker))
             for local, (child, worker) in enumerate(zip(self._children, workers, strict=True)):
-                examined = partial(examine, child.pid, local, output=worker.output, kills_before=kills)
-                waiting = (child, list(self._children), self._group, examined)
+                examined = partial(examine, output=worker.output, kills_before=kills)
+                waiting = (child, local, list(self._children), self._group, examined)
                 threading.Thread(target=self._wait, args=waiting, name="child-wait", daemon=True).start()
         except (OSError, RuntimeError):
             procs.sweep(self._group, ENV_GROUP)
@@ -101,8 +103,22 @@ class Processes:
             self.signal(signal.SIGKILL)
             return
         self.signal(number)
-        children, group = list(self._children), self._group
-        threading.Thread(target=self._later, args=(children, group), name="child-kill", daemon=True).start()
+        self._unattended = time.monotonic() + self.grace_s, list(self._children), self._group
+        self.tend()
+
+    def tend(self) -> None:
+        """Once a turn: a grace period that has begun ends in time, also while this host is out of threads."""
+        if self._unattended is None:
+            return
+        try:
+            threading.Thread(target=self._later, args=self._unattended, name="child-kill", daemon=True).start()
+        except RuntimeError:
+            until, children, _ = self._unattended
+            if time.monotonic() < until:
+                return
+            for child in children:  # what they have started ends after them, by their waiting threads
+                _signal(child, signal.SIGKILL)
+        self._unattended = None
 
     def close(self) -> bool:
         """Kill whatever is left, grandchildren too. False when something survives (stuck in the kernel)."""
@@ -132,17 +148,24 @@ class Processes:
         workers = {child.pid for child in self._children}
         return next((p for p in procs.lineage(pid) if p in workers), None)
 
-    def _later(self, children: list[subprocess.Popen[bytes]], marker: str) -> None:
-        end = time.monotonic() + self.grace_s
-        while time.monotonic() < end and any(c.poll() is None for c in children):
+    def _later(self, until: float, children: list[subprocess.Popen[bytes]], marker: str) -> None:
+        while time.monotonic() < until and any(c.poll() is None for c in children):
             time.sleep(0.05)
         procs.sweep(marker, ENV_GROUP)
 
     def _wait(
-        self, child: subprocess.Popen[bytes], group: list[subprocess.Popen[bytes]], marker: str, examined: Callable[[int, str], Death]
+        self,
+        child: subprocess.Popen[bytes],
+        local: int,
+        group: list[subprocess.Popen[bytes]],
+        marker: str,
+        examined: Callable[[int, int, int, str], Death],
     ) -> None:
         code = child.wait()
-        death = examined(code, self._why.pop(child.pid, ""))
+        try:
+            death = examined(child.pid, local, code, self._why.pop(child.pid, ""))
+        except Exception as error:  # it reads what a script wrote; the end is told whatever that is, else its slot is never free
+            death = unexamined(child.pid, local, code, error)
         _reap_session(child.pid)
         if all(c.poll() is not None for c in group):
             while not procs.sweep(marker, ENV_GROUP):  # a process stuck in the kernel keeps the slot: nobody may say that it is free

@@ -64,7 +64,10 @@ from tmrun.core.model import End, JobState, Spec
 from tmrun.store.etcd import boottime
 from tmrun.store.memory import MemoryWorld
 from tmrun_agent.__main__ import _serve
+from tmrun_agent.processes import Processes
 
+tended = []
+Processes.tend = lambda self: tended.append(self)
 world = MemoryWorld()
 world.clock.now = boottime()  # by which an agent measures how long the store is silent
 store, keys = world.client(), Keys("job")
@@ -74,7 +77,7 @@ store.partitioned = True
 threading.Timer(1.0, lambda: setattr(store, "partitioned", False)).start()
 where = StoreAccess("http://nowhere:1")
 code = _serve(AgentConfig("job", "node0", where, "127.0.0.1", sys.argv[1], "marker", 1, ("train.py",), {}, 1.0, store_wait_s=60), store)
-print(code, store.get(keys.member("node0")))
+print(code, store.get(keys.member("node0")), len(tended) > 0)
 """
 
 
@@ -83,7 +86,7 @@ def test_its_parts_fit_together(tmp_path: Path) -> None:
     env = {**os.environ, "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
     done = subprocess.run([sys.executable, "-c", ENDED, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert (tmp_path / "node0.timers").is_fifo()
-    assert done.stdout == "42 None\n"
+    assert done.stdout == "42 None True\n"
     assert "it is asked again, 60 s at most" in done.stderr
 
 
@@ -123,19 +126,29 @@ def test_a_registration_whose_answer_was_lost() -> None:
     lease = Lease(store, 10, lambda _: None, lambda: 0.0)
     store.next_commits(Fate.APPLIED_UNANSWERED)
     with pytest.raises(OutcomeUnknown):
-        enter(lease, KEYS, member("a"), told.append)
-    enter(lease, KEYS, member("a"), told.append)
+        enter(lease, KEYS, member("a"), told.append, time.sleep)
+    enter(lease, KEYS, member("a"), told.append, time.sleep)
     assert told == []
 
 
-def test_two_hosts_of_one_name_hear_of_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hosts_of_one_name_hear_of_it_at_once() -> None:
     store, told = MemoryWorld().client(), list[str]()
-    register(store, KEYS, member("a"), store.grant(100), 10, told.append)
-    monkeypatch.setattr(time, "sleep", lambda _: store.revoke(entry.lease))
-    entry = store.get(KEYS.member("a"))
-    assert entry is not None
-    register(store, KEYS, replace(member("a", 2), address="10.0.0.2"), store.grant(100), 10, told.append)
+    first = store.grant(100)
+    register(store, KEYS, member("a"), first, 10, told.append, time.sleep)
+    other = replace(member("a", 2), address="10.0.0.2")
+    register(store, KEYS, other, store.grant(100), 10, told.append, lambda _: store.revoke(first))
     assert told == [
         "a: waiting for an earlier registration of this name to expire; it is from addr-a, this host is 10.0.0.2: "
         "if these are two hosts, give each a --node-name of its own"
     ]
+
+
+def test_a_signal_is_heeded_while_a_name_is_waited_for() -> None:
+    """The job is in no need of the host that it takes away."""
+    store, inbox = MemoryWorld().client(), Inbox()
+    register(store, KEYS, member("a"), store.grant(100), 10, lambda _: None, time.sleep)
+    asks, lease = Patience("a", inbox, 60), Lease(store, 10, lambda _: None, lambda: 0.0)
+    interrupt = Interrupted(signal.SIGTERM)
+    with pytest.raises(errors.Interrupted) as end:
+        asks.ask(lambda: enter(lease, KEYS, member("a", 2), lambda _: inbox.put(interrupt), asks.pause))
+    assert end.value.exit_code == 143

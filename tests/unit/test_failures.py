@@ -11,10 +11,12 @@ import subprocess
 import threading
 import time
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import pytest
 from tmrun_agent import autopsy
+from tmrun_agent import logs as module
 from tmrun_agent.logs import Follower, Logs, Pump, WorkerOutput, split
 from tmrun_agent.master import MasterStore
 from torch.distributed import TCPStore
@@ -89,6 +91,21 @@ def test_all_that_a_worker_said_tells_an_echo(tmp_path: Path, error: dict[str, o
     assert autopsy.exited(death, -1).echo
     assert autopsy.failure(death, Host("n"), 0, 0, 1).echo
     assert "\n" not in death.summary
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"message": {"message": "x", "extraInfo": "text"}}', "x"),
+        ('{"message": {"message": "x", "extraInfo": ["text"]}}', "x"),
+        ('{"message": ' + "[" * 100_000, ""),
+        ('["message"]', ""),
+    ],
+    ids=["text", "a list", "endless", "another shape"],
+)
+def test_an_error_file_of_a_scripts_own_is_read_as_far_as_it_goes(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "error.json").write_text(text)
+    assert autopsy.read_error(str(tmp_path / "error.json"))[:2] == (message, "")
 
 
 def test_the_report_names_everything() -> None:
@@ -259,6 +276,50 @@ def test_a_folder_that_cannot_be_written_costs_the_logs_only(tmp_path: Path, cap
     assert capfd.readouterr().err == "seen\n"
 
 
+def opened() -> set[str]:
+    """The files and pipes that this process has open."""
+    return {os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize(
+    "wanted", [Output("logs", tee=Streams(3), copies_out=("x",)), Output("/dev/null", only=(7,))], ids=["tee", "hidden"]
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_outputs_that_cannot_be_made_leave_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Output, last: bool
+) -> None:
+    """Nor a thread, for which each later attempt would wait."""
+    monkeypatch.chdir(tmp_path)
+    before, start = opened(), threading.Thread.start
+    begun = count()
+
+    def poor(thread: threading.Thread) -> None:
+        if next(begun) == (0 if not last else 1 if wanted.only else 3):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    ours = logs(tmp_path, wanted)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", poor)
+        with pytest.raises(RuntimeError):
+            ours.open(0, ["", ""])
+    began = time.monotonic()
+    ours.close(2.0)
+    assert time.monotonic() - began < 2.0
+    assert opened() <= before
+
+
+def test_a_log_that_cannot_be_opened_leaves_nothing_of_the_others_open(tmp_path: Path) -> None:
+    before = opened()
+    ours = logs(tmp_path, Output(str(tmp_path / "logs"), tee=Streams(3)))
+    ours._run = tmp_path / "run"
+    (tmp_path / "run" / "attempt_0" / "1" / "stderr.log").mkdir(parents=True)
+    for output in ours.open(0, ["", ""]):
+        output.started()
+    ours.close()
+    assert opened() <= before
+
+
 def test_the_prefix_has_a_template(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = prefix("${time} [${node}/${rank}.${local_rank} ${role_name}] ", "trainer", 1, 5, "node1")
     ours = logs(tmp_path, Output(str(tmp_path), tee=Streams(2)))
@@ -318,6 +379,48 @@ def test_a_console_that_takes_nothing_holds_up_no_restart(tmp_path: Path) -> Non
     os.close(write_end)
 
 
+def test_a_console_that_takes_nothing_holds_up_a_group_once_and_loses_none_of_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent does nothing else meanwhile; what was said before a restart is there at the end."""
+    taken, shown = threading.Event(), list[bytes]()
+
+    def console(_: int, data: bytes) -> None:
+        assert taken.wait(60)
+        shown.append(data)
+
+    monkeypatch.setattr(module, "write_all", console)
+    monkeypatch.setattr(module, "_DRAIN_S", 1.0)
+    ours = logs(tmp_path, Output(str(tmp_path / "logs"), tee=Streams(3)))
+    for i, output in enumerate(ours.open(0, [""] * 4)):
+        write(output, f"out {i}\n", f"err {i}\n")
+    began = time.monotonic()
+    for attempt in (1, 2):
+        for output in ours.open(attempt, [""] * 4):
+            output.started()
+    assert time.monotonic() - began < 4.0
+    threading.Timer(0.5, taken.set).start()
+    ours.close()
+    assert sorted(shown) == sorted(f"{stream} {i}\n".encode() for stream in ("out", "err") for i in range(4))
+
+
+def test_pipes_that_others_hold_are_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_DRAIN_S", 1.0)
+    ours = logs(tmp_path, Output("/dev/null", only=(7,)))
+    held = []
+    for output in ours.open(0, [""] * 4):
+        assert output.stderr is not None
+        held.append(os.dup(output.stderr))
+        output.started()
+    began = time.monotonic()
+    ours.close()
+    assert time.monotonic() - began < 3.0
+    for descriptor in held:
+        os.close(descriptor)
+    ours.close()
+    assert ours._late == []
+
+
 # -- the store behind MASTER_PORT ---------------------------------------------------------------------------------------------------
 def silent(_: str) -> None:
     pytest.fail("there is nothing to tell")
@@ -342,6 +445,51 @@ def test_a_port_that_is_taken_is_no_obstacle() -> None:
     assert wished.ports == (taken,)
     wished.open(taken, 1)
     wished.close()
+
+
+def test_a_port_that_another_job_holds_is_no_obstacle_either() -> None:
+    """Its workers may not run yet; both have the one that they say."""
+    told: list[str] = []
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        wished = found.getsockname()[1]
+    first, second = MasterStore("127.0.0.1", wished, silent), MasterStore("127.0.0.1", wished, told.append)
+    try:
+        assert first.ports == (wished,)
+        second.open(second.ports[0], 1)
+        first.open(wished, 1)
+        assert told == [f"--master-port {wished} cannot be had at 127.0.0.1 (is it taken?): MASTER_PORT is {second.ports[0]}"]
+    finally:
+        first.close()
+        second.close()
+
+
+def event_descriptors() -> int:
+    """How many this process has."""
+    return sum(os.path.realpath(entry).endswith("[eventfd]") for entry in Path("/proc/self/fd").iterdir())
+
+
+def test_a_store_that_could_not_be_opened_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while no thread can be had: what was before has been given back once, and nothing passes for open."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = MasterStore("127.0.0.1", 0, silent)
+    port = store.ports[0]
+    try:
+        store.open(port, 1)
+        before = event_descriptors()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            for _ in range(2):
+                with pytest.raises(RuntimeError):
+                    store.open(port, 2)
+        assert event_descriptors() == before - 1, "the last one's, which has ended"
+        store.open(port, 2)
+        assert event_descriptors() == before
+    finally:
+        store.close()
 
 
 def test_a_restart_finds_an_empty_store() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -129,3 +130,23 @@ def test_it_is_not_tried_at_every_turn(asking: Asking, monkeypatch: pytest.Monke
         asking.now += MEET_AGAIN_S
         asking.tend(asking.job)
     assert len(tried) == 2, "met"
+
+
+def test_out_of_threads_it_is_tried_at_the_next_turn(asking: Asking, port: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody loses its agent by that: neither when it gets to know others, nor when it asks."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    port.listen()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        asking.tend(asking.job)
+    asking.tend(asking.job)
+    port.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        asking.tend(asking.doubted)
+    assert not asking.buried
+    asking.tend(asking.doubted)
+    assert asking.buried

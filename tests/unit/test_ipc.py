@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,36 @@ def test_out_of_descriptors_for_a_moment(server: WorkerServer, said: Said, tmp_p
             assert said.get(timeout=60).local_rank == local_rank
     assert next(refusals, None) is None
     server._listener = listener
+
+
+def test_out_of_threads_for_a_moment(server: WorkerServer, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection that was accepted just then is served later: its worker does not try again."""
+    start, refusals = threading.Thread.start, iter(range(2))
+
+    def poor(thread: threading.Thread) -> None:
+        if next(refusals, None) is not None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", poor)
+    with connect(f"{tmp_path}/{'long' * 30}/node0.sock", wire.Channel.CONTROL, 3):
+        assert said.get(timeout=60).local_rank == 3
+    assert next(refusals, None) is None
+
+
+def test_a_connection_that_nobody_could_serve_is_closed_at_the_end(
+    server: WorkerServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = threading.Event()
+
+    def none(_: threading.Thread) -> None:
+        tried.set()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    with connect(f"{tmp_path}/{'long' * 30}/node0.sock", wire.Channel.CONTROL, 3) as sock:
+        assert tried.wait(60)
+        server.close()
+        sock.settimeout(60)
+        with suppress(ConnectionResetError):  # what it sent was never read
+            assert sock.recv(1) == b""

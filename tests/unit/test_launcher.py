@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,7 @@ def said() -> Said:
 def launcher(store: MemoryStore, said: Said, tmp_path: Path) -> Iterator[Launcher]:
     """It runs node a, which has left, and the store; node b is in the job too."""
     store.commit(transactions.create_spec(Job(KEYS), SPEC))
-    register(store, KEYS, member("b"), store.grant(10_000), 10, said.say)
+    register(store, KEYS, member("b"), store.grant(10_000), 10, said.say, time.sleep)
     own = own_store.OwnStore(StoreAccess("http://a:1"), [cast(EmbeddedEtcd, Healthy())])
     output: Any = Output()
     wanted = Launch(
