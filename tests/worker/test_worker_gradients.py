@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import graphs, values
+from tmrun.worker import gradients, graphs, values
 from tmrun.worker.state import State
 
 Net = torch.nn.Module
@@ -54,7 +54,9 @@ class Script:
         if self.flat is not None:
             self.flat.zero_()
         else:
-            self.optimizer.zero_grad(set_to_none=how == "anew")
+            kept = self.net[0].bias.grad if how == "one in place" else None  # the one that no sample has
+            self.optimizer.zero_grad(set_to_none="one" in how or how == "anew")
+            self.net[0].bias.grad = self.net[0].bias.grad if kept is None else kept.zero_()
 
     def step(self, number: int, how: str, *, broken: bool = False) -> None:
         kept = self.state.snapshot()
@@ -75,7 +77,7 @@ class Script:
         return values.encode([self.net.state_dict(), self.optimizer.state_dict()])
 
 
-HOW = ["anew", "in place", "in place, after", "flat", "flat, after"]
+HOW = ["anew", "one in place", "in place", "in place, after", "flat", "flat, after"]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -138,6 +140,30 @@ def test_a_successor_that_goes_back_before_its_first_step() -> None:
     script.state.forget_step()
     script.state.gradients.adopt(bytes([1, 0, 1, 1]))
     assert [mine is view for mine, view in zip(script.gradients, views, strict=True)] == [True, False, True, True]
+
+
+def test_a_second_loss_right_after_going_back() -> None:
+    """To a snapshot, before the first step from there was over."""
+    script = Script(aged="one in place")
+    kept, lasting = script.net[0].bias.grad, script.state.gradients.lasting()
+    for number in range(2):
+        script.step(number, "one in place", broken=True)
+        script.state.forget_step()
+        script.state.gradients.adopt(lasting)
+    script.step(0, "one in place", broken=True)
+    script.step(1, "one in place", broken=True)
+    assert kept is not None and script.net[0].bias.grad is kept
+
+
+def test_all_are_noted_again_from_time_to_time() -> None:
+    """Also when something asks for them in every step."""
+    script = Script()
+    noted = []
+    for number in range(3 * gradients._LOOK + 2):
+        script.step(number, "anew")
+        noted.append(script.state.gradients._noted_all)
+        script.state.gradients.lasting()
+    assert sum(noted[gradients._FIRST :]) == 6
 
 
 def test_other_parameters_than_in_the_running_job() -> None:
@@ -229,6 +255,63 @@ def test_a_closure_makes_its_own() -> None:
         script.optimizer.step()
 
 
+def test_optimizers_are_judged_each_by_its_own_updates() -> None:
+    """One that goes over to a micro-batch a step, beside one that goes on as before."""
+    script, other = Script(), Script()
+    script.state.register({"other net": other.net, "other": other.optimizer})
+    for number in range(8):
+        script.state.snapshot()
+        for each in (script, other):
+            if number < 5 or each is script:
+                each.zero("anew")
+            script.state.gradients.before_backward()
+            each.net(torch.ones(2, 3)).sum().backward()
+            script.state.gradients.before_update(each.optimizer) if number < 4 or each is script else None
+    with refused():
+        script.state.gradients.before_update(other.optimizer)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_nobody_looks_for_ever(monkeypatch: pytest.MonkeyPatch, used: bool) -> None:
+    """At gradients that a closure makes, or at those of an optimizer that has not begun to update."""
+    looked: list[int] = []
+    script, other = Script(), Script()
+    script.state.register({"other net": other.net, "other": other.optimizer})
+    monkeypatch.setattr(gradients, "_contents", lambda found: looked.append(number) or [False for _ in found])
+    for number in range(40):
+        script.step(number, "anew")
+        if used:
+            other.zero("in place")
+            script.state.gradients.before_update(other.optimizer, closure=True)
+            script.state.gradients.before_backward()
+            other.net(torch.ones(2, 3)).sum().backward()
+        assert script.state.gradients._noted_all == (used or number < gradients._FIRST)
+    assert not looked
+
+
+def test_a_few_show_that_gradients_have_been_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a large network that is trained later than another one, but gets gradients from the start."""
+    monkeypatch.setattr(gradients, "_SAMPLE", 2)
+    script, other, looked = Script(), Script(), [0]
+    contents = gradients._contents
+
+    def look(found: Iterable[torch.Tensor]) -> list[bool]:
+        found = [*found]
+        looked[-1] += len(found)
+        return contents(found)
+
+    monkeypatch.setattr(gradients, "_contents", look)
+    script.state.register({"other net": other.net, "other": other.optimizer})
+    for _ in range(20):
+        script.step(1, "anew")
+        other.net(torch.ones(2, 3)).sum().backward()
+        looked.append(0)
+    assert looked[4:6] + looked[-3:-1] == [4, 4, 2, 2]
+    script.step(1, "anew")
+    with refused():
+        script.state.gradients.before_update(other.optimizer)
+
+
 def test_what_a_captured_graph_has_made_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "captured", lambda: True)
     script = Script()
@@ -238,6 +321,7 @@ def test_what_a_captured_graph_has_made_is_not_looked_at(monkeypatch: pytest.Mon
         script.update()
 
 
+# -- fully sharded ------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("sync", [False, True])
 def test_fully_sharded(alone: Any, sync: bool) -> None:
     """Summed up before or after they are reduced."""
