@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import gradients, graphs, values
+from tmrun.worker import gradients, graphs, intercept, values
 from tmrun.worker.state import State
 
 Net = torch.nn.Module
@@ -312,13 +313,164 @@ def test_a_few_show_that_gradients_have_been_summed_up(monkeypatch: pytest.Monke
         script.state.gradients.before_update(other.optimizer)
 
 
-def test_what_a_captured_graph_has_made_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "captured", lambda: True)
-    script = Script()
-    for _ in range(3):
+# -- captured graphs, played ----------------------------------------------------------------------------------------------------------
+class Captured(Script):
+    """Its forward and backward pass are a graph from ``at`` on, captured in a step of its own; None: before its first step.
+
+    A graph writes the tensors that were the gradients when it was captured, whatever they are by now, and no backward pass begins.
+    """
+
+    graph: list[torch.Tensor] | None = None
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at: int | None) -> None:
+        super().__init__()
+        self.at = at
+        monkeypatch.setattr(graphs, "captured_backwards", lambda: len(CAPTURED))
+        monkeypatch.setattr(gradients, "_capturing", lambda _: self.capturing)
+        self.capturing = False
+        if at is None:
+            self.capture(1)
+
+    def capture(self, number: int) -> None:
+        self.zero("anew")
+        self.capturing = True
+        CAPTURED.append(self)
+        super().backward(1)
+        self.capturing = False
+        self.graph = [p.grad for p in self.net.parameters() if p.grad is not None]
+
+    def backward(self, number: int) -> None:
+        if self.graph is None and number == self.at:
+            self.capture(number)
+        if self.graph is None:
+            super().backward(1)
+            return
+        made = torch.autograd.grad(self.net(torch.full((2, 3), 1.0 + number)).square().sum(), list(self.net.parameters()))
+        for static, gradient in zip(self.graph, made, strict=True):
+            static.copy_(gradient)
+
+    def zero(self, how: str) -> None:
+        if self.graph is None:
+            super().zero("anew")
+
+
+CAPTURED: list[Captured] = []
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], Captured]]:
+    yield lambda at: Captured(monkeypatch, at=at)
+    CAPTURED.clear()
+
+
+Make = Callable[[int | None], Captured]
+
+
+@pytest.mark.parametrize("at", [None, 0, 1, 2])
+def test_what_a_captured_backward_pass_writes_is_not_looked_at(captured: Make, at: int | None) -> None:
+    """Even where other gradients are made beside it."""
+    script, other = captured(at), Script()
+    script.state.register({"other net": other.net, "other": other.optimizer})
+    for number in range(6):
         script.state.snapshot()
+        script.zero("")
+        other.zero("anew")
+        for each in (other, script) if number % 2 else (script, other):
+            if each is other:
+                script.state.gradients.before_backward()
+                other.net(torch.ones(2, 3)).sum().backward()
+            else:
+                script.backward(number)
+            script.state.gradients.before_update(each.optimizer)
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A CUDA graph without CUDA, and what catches it."""
+
+    class Graph:
+        def capture_begin(self) -> None:
+            pass
+
+        def capture_end(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    monkeypatch.setattr(graphs._turns, "backwards", 0)
+    graphs.guard(lambda: 0)
+    intercept._catch_backward(cast(Any, SimpleNamespace(before_backward=lambda: None)))
+    return Graph()
+
+
+def test_a_micro_batch_a_step_that_is_compiled(graph: Any) -> None:
+    """What torch captures are parts of passes that begin as ever."""
+    script = Script()
+    for number in range(4):
+        script.state.snapshot()
+        if number == 0:
+            script.zero("anew")
+        graph.capture_begin()
+        graph.capture_end()
         script.backward(1)
+    assert graphs.captured_backwards() == 0
+    with refused():
         script.update()
+
+
+def test_captured_backward_passes_are_counted(graph: Any) -> None:
+    for _ in range(2):
+        torch.ones(1, requires_grad=True).backward()
+        graph.capture_begin()
+        torch.ones(1, requires_grad=True).backward()
+        graph.capture_end()
+    assert graphs.captured_backwards() == 2
+
+
+@pytest.mark.parametrize("crash", [0, 1, 2, 3, 9, 10, 11])
+@pytest.mark.parametrize("at", [None, 0, 2, 9])
+def test_a_broken_step_of_a_graph_runs_again(captured: Make, at: int | None, crash: int) -> None:
+    undisturbed, broken = captured(at), captured(at)
+    for number in range(13):
+        undisturbed.step(number, "")
+        broken.step(number, "", broken=number == crash)
+        assert broken.contents() == undisturbed.contents(), number
+
+
+@pytest.mark.parametrize("at", [None, 0, 1, 2])
+@pytest.mark.parametrize("moved", [3, 4])
+def test_a_successor_replays_its_own_graph(captured: Make, at: int | None, moved: int) -> None:
+    """One that it has captured in its last rehearsed step too, or that the leaver has captured just now."""
+    undisturbed, leaver, joiner = (captured(at) for _ in range(3))
+    for number in range(3):
+        joiner.state.gradients.begin()
+        joiner.zero("")
+        joiner.backward(number)
+        joiner.optimizer.step()
+    joiner.state.gradients.drop_renewed()
+    for number in range(moved):
+        undisturbed.step(number, "")
+        leaver.step(number, "")
+    joiner.net.load_state_dict(leaver.net.state_dict())
+    joiner.optimizer.load_state_dict(values.decode(values.encode(leaver.optimizer.state_dict())))
+    joiner.state.gradients.adopt(leaver.state.gradients.lasting())
+    for number in range(moved, moved + 3):
+        undisturbed.step(number, "")
+        joiner.step(number, "")
+        assert joiner.contents() == undisturbed.contents(), number
+
+
+def test_going_back_to_before_a_capture(captured: Make) -> None:
+    """The script does not capture again what it has."""
+    script = captured(2)
+    for number in range(4):
+        if number == 2:
+            lasting = script.state.gradients.lasting()
+        script.step(number, "")
+    script.state.forget_step()
+    script.state.gradients.adopt(lasting)
+    assert script.graph is not None
+    assert all(mine is static for mine, static in zip(script.gradients, script.graph, strict=True))
 
 
 # -- fully sharded ------------------------------------------------------------------------------------------------------------------

@@ -68,6 +68,8 @@ class Gradients:
         """Owners that still have what an earlier step made, as far as this step's backward passes show."""
         self._summed_unsharded = False
         self._backwards = self._backwards_before = 0
+        self._captured = 0
+        """Backward passes captured before the step began."""
 
     # -- a step ---------------------------------------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -79,6 +81,7 @@ class Gradients:
                 del self._judged[first]
         self._backwards_before, self._backwards, self._summed_unsharded = self._backwards, 0, False
         self._updated.clear()
+        self._captured = graphs.captured_backwards()
         self._note()
         held = [[p for p in mine if p.grad is not None] for mine in self._doubtful()]
         some = [*_flat(mine if self._steps <= _FIRST else mine[:: -(-len(mine) // _SAMPLE) or 1] for mine in held)]
@@ -89,7 +92,7 @@ class Gradients:
         self._due = max(due - 1, 0)
         known, self._before = self._noted_all, self._noted
         sampled = self._sampled()
-        self._noted_all = due > 0 or self._some_last or graphs.captured() or sampled
+        self._noted_all = due > 0 or self._some_last or self._captured > 0 or sampled
         self._noted = _references(self._owners) if self._noted_all else [None] * len(self._owners)
         if known and self._noted_all and self._before:  # else what lasted may do so still
             self._some_last = _outlived(self._before, self._noted)
@@ -127,8 +130,8 @@ class Gradients:
             )
 
     def _doubtful(self) -> list[list[torch.Tensor]]:
-        """Parameters of each optimizer that may sum up gradients over steps. What a captured graph writes shows nowhere."""
-        return [] if graphs.captured() else [mine for mine in self._trained if self._judged[id(mine[0])] < _PROVEN]
+        """Parameters of each optimizer that may sum up gradients over steps. What a captured backward pass writes shows nowhere."""
+        return [] if graphs.captured_backwards() else [mine for mine in self._trained if self._judged[id(mine[0])] < _PROVEN]
 
     # -- where the last step left them ----------------------------------------------------------------------------------------------
     def lasting(self) -> bytes:
@@ -139,20 +142,28 @@ class Gradients:
         before = self._noted or itertools.repeat(None)
         return bytes(o.grad is not None and (r is None or r() is o.grad) for o, r in zip(self._owners, before, strict=False))
 
+    @property
+    def _replaced(self) -> bool:
+        """Whether the step captured a backward pass: its replays write the gradients that are there now, not those that were noted."""
+        return graphs.captured_backwards() != self._captured
+
     def drop_renewed(self) -> None:
         """Free what the next step would make anew."""
+        if self._replaced:
+            return
         for owner, noted in zip(self._owners, self._noted, strict=False):
             if noted is None or noted() is not owner.grad:
                 owner.grad = None
 
     def put_back(self) -> None:
-        """To where the step began; where that is not known, as they are. What they hold is gone."""
+        """To where the step began; as they are where that is not known, or a graph writes others now. What they hold is gone."""
         noted = {id(owner): reference for owner, reference in zip(self._owners, self._noted, strict=False)}
         self._find()
         for owner in self._owners:
             reference = noted.get(id(owner))
             known = reference() if reference is not None else None
-            _put(owner, known if id(owner) in noted else owner.grad)
+            stays = id(owner) not in noted or (self._replaced and owner.grad is not None)
+            _put(owner, owner.grad if stays else known)
         self._noted, self._before = self._before, []
 
     def adopt(self, lasting: bytes) -> None:
@@ -160,8 +171,10 @@ class Gradients:
         self._find()
         if len(lasting) != len(self._owners):
             raise WorkerError(f"{len(lasting)} parameters in the running job, {len(self._owners)} here; same script, same flags?")
+        captured = graphs.captured_backwards() > 0  # after those others' step, or before it here: it will not be captured again
         for owner, lasts in zip(self._owners, lasting, strict=True):
-            _put(owner, (torch.zeros_like(owner.detach()) if owner.grad is None else owner.grad) if lasts else None)
+            fresh = torch.zeros_like(owner.detach()) if lasts and owner.grad is None else None
+            _put(owner, owner.grad if owner.grad is not None and (lasts or captured) else fresh)
         self._noted = self._before = []
         self._noted_all = True
 
