@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +185,30 @@ def test_it_is_started_again_if_the_store_answers_by_then(launcher: Launcher) ->
         launcher._started["a"] = 0.0
         assert look(launcher) is None
         assert list(launcher._again) == ["a"]
+
+
+def test_a_planned_start_waits_for_a_store_that_is_silent(launcher: Launcher, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other hosts; no longer than the agent would wait for it, each time."""
+    launcher.own.members.clear()
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with _agent(launcher, "echo; kill -9 $$") as agent:
+        agent.wait(60)
+    launcher._started["a"] = now[0]
+    assert look(launcher) is None
+    launcher._again["a"] = float("inf")
+    for _ in range(2):
+        store.partitioned = True
+        assert look(launcher) is None
+        now[0] += 0.9 * launcher.wanted.join_timeout_s
+        assert look(launcher) is None
+        store.partitioned = False
+        assert look(launcher) is None
+    store.partitioned = True
+    assert look(launcher) is None
+    now[0] += launcher.wanted.join_timeout_s
+    with pytest.raises(StoreError, match="and agents of this host have died"):
+        look(launcher)
 
 
 def _agent(launcher: Launcher, script: str) -> subprocess.Popen[bytes]:

@@ -198,6 +198,8 @@ class Launcher:
     _lives: dict[str, list[float]] = field(default_factory=dict)
     _again: dict[str, float] = field(default_factory=dict)
     """host -> when its agent is started again."""
+    _silent_since: float | None = None
+    """When the store first did not answer; None: it does."""
 
     def __post_init__(self) -> None:
         frozen_s = max(_FROZEN_S, self.wanted.spec.lease_ttl_s * FENCE_SHARE)
@@ -266,11 +268,13 @@ class Launcher:
                 self.console.show()
         except (StoreUnavailable, OutcomeUnknown) as error:
             return self._without_store(error)
+        self._silent_since = None
         self.console.store_answers()
         return code
 
     def _without_store(self, error: StoreError) -> int | None:
         """The exit code if our agents have ended by themselves (the store's host leaves first at the end of a job)."""
+        self._silent_since = time.monotonic() if self._silent_since is None else self._silent_since
         codes = [agent.poll() for agent in self.agents.values()]
         ended = [c for c in codes if c is not None]
         if len(ended) == len(codes) and self.departing:
@@ -289,9 +293,11 @@ class Launcher:
 
     def _returns(self, ended: list[int]) -> bool:
         """The store that is silent is only this host's, which starts it again, and no agent was killed or has given it up; or others needed
-        it just now."""
+        it just now; or an agent is to be started again, which would wait for it as long."""
         alone = bool(self.own.members) and self.own.hosts <= 1
-        return self.keep.outlasts or (alone and bool(ended) and all(code >= 0 and code != GAVE_UP for code in ended))
+        silent_s = 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+        planned = bool(self._again) and silent_s < self.wanted.join_timeout_s
+        return self.keep.outlasts or planned or (alone and bool(ended) and all(code >= 0 and code != GAVE_UP for code in ended))
 
     def _read(self) -> Job:
         return fold(self.keys, self.store.list(self.keys.ctl).entries)
