@@ -253,7 +253,11 @@ OTHER = {
     "module": (replace(SPEC, command=("-m", "train.py")), "here it is '-m train.py'"),
     "layout": (replace(SPEC, nproc=2), "nproc 1, here it is 2"),
     "role": (replace(SPEC, role="actor"), "role default, here it is actor"),
-    "timeout": (replace(SPEC, node_wait_s=1.0), "other timeouts"),
+    "timeout": (replace(SPEC, node_wait_s=1.0), r"join_timeout 600\.0, here it is 1\.0"),
+    "last call": (replace(SPEC, join_wait_s=1.0), r"last_call_timeout 30\.0, here it is 1\.0"),
+    "hangs": (replace(SPEC, hang_timeout="9"), "hang_timeout auto, here it is 9"),
+    "what a hang leads to": (replace(SPEC, hang_action="notify"), "hang_action replace, here it is notify"),
+    "slow nodes": (replace(SPEC, straggler="off"), "straggler notify, here it is off"),
 }
 
 

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from tmrun import procs, witness
@@ -53,6 +53,8 @@ _LOOK_S = 1.0
 STORE_DEADLINE_S = 5.0
 GAVE_UP = StoreError.exit_code
 """How an agent ends that has nothing left to do and no store."""
+_FLAGS = {"node_wait_s": "join_timeout", "join_wait_s": "last_call_timeout"}
+"""What gives a field of the spec that is not called like it."""
 _FROZEN_S = 2.0
 """However short the lease: a loaded machine may not let an agent beat for that long."""
 
@@ -535,11 +537,10 @@ def _difference(theirs: Spec, ours: Spec) -> str:
     """In what another host's launch is not ours; empty: in the program's arguments at most, and in where its script lies."""
     if _program(theirs) != _program(ours):
         return f"the program {_program(theirs)!r}, here it is {_program(ours)!r}: a job runs the same one on every host"
-    theirs = replace(theirs, command=ours.command)
-    for name in ("nnodes", "nproc", "standby", "max_restarts", "lease_ttl_s", "role", "no_python", "virtual_local_rank"):
-        if getattr(theirs, name) != getattr(ours, name):
-            return f"{name} {getattr(theirs, name)}, here it is {getattr(ours, name)}: use the same flags on every host"
-    return "" if theirs == ours else "other timeouts: use the same flags on every host"
+    for name in (each.name for each in fields(Spec) if each.name != "command"):
+        if (there := getattr(theirs, name)) != (here := getattr(ours, name)):
+            return f"{_FLAGS.get(name, name)} {there}, here it is {here}: use the same flags on every host"
+    return ""
 
 
 def _program(spec: Spec) -> str:
