@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tmrun.cli import background
+from tmrun.core.errors import UsageError
 
 
 def test_why_it_failed_is_told_with_its_exit_code(
@@ -24,3 +25,11 @@ def test_who_goes_on_does_not_detach_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert background.behind() == ""
     monkeypatch.setenv(background.ENV_BEHIND, "night")
     assert background.behind() == "night"
+
+
+def test_where_its_output_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is started; a folder that is only to be read fails in the same way."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tmrun-night.log").mkdir()
+    with pytest.raises(UsageError, match=r"its output cannot go to \./tmrun-night\.log \(Is a directory\); start it from another folder"):
+        background.detach("night", ["run", "train.py"])

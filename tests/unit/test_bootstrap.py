@@ -181,3 +181,26 @@ class Warm:
 
     def become(self, rank: int) -> None:
         self.became.append(rank)
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_from_a_folder_that_was_deleted(tmp_path: Path, how: str) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(sys.argv[1:])")
+    program = [str(tmp_path / "script.py")] if how == "script" else ["-m", "script"]
+    begin = ["sh", "-c", 'mkdir gone && cd gone && rmdir "$PWD" && exec "$@"', "sh", sys.executable]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TMRUN_")} | {"PYTHONPATH": str(tmp_path)}
+    for before in ([], [_BOOTSTRAP]):
+        done = subprocess.run(
+            [*begin, *before, *program, "a"], cwd=tmp_path, env=env, text=True, capture_output=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "['a']\n", "")
+
+
+def test_a_script_is_run_again_though_its_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = Warm()
+    monkeypatch.setattr(HOLDER, "runtime", warm)
+    monkeypatch.chdir(tmp_path)
+    for began_in in (str(tmp_path / "gone"), ""):
+        bootstrap._again(1, began_in)
+    assert warm.became == [1, 1]
+    assert Path.cwd() == tmp_path

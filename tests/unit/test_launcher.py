@@ -187,6 +187,30 @@ def test_it_is_started_again_if_the_store_answers_by_then(launcher: Launcher) ->
         assert list(launcher._again) == ["a"]
 
 
+def test_a_planned_start_waits_for_a_store_that_is_silent(launcher: Launcher, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other hosts; no longer than the agent would wait for it, each time."""
+    launcher.own.members.clear()
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with _agent(launcher, "echo; kill -9 $$") as agent:
+        agent.wait(60)
+    launcher._started["a"] = now[0]
+    assert look(launcher) is None
+    launcher._again["a"] = float("inf")
+    for _ in range(2):
+        store.partitioned = True
+        assert look(launcher) is None
+        now[0] += 0.9 * launcher.wanted.join_timeout_s
+        assert look(launcher) is None
+        store.partitioned = False
+        assert look(launcher) is None
+    store.partitioned = True
+    assert look(launcher) is None
+    now[0] += launcher.wanted.join_timeout_s
+    with pytest.raises(StoreError, match="and agents of this host have died"):
+        look(launcher)
+
+
 def _agent(launcher: Launcher, script: str) -> subprocess.Popen[bytes]:
     """A shell in its place, that is ready."""
     agent = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
@@ -229,7 +253,11 @@ OTHER = {
     "module": (replace(SPEC, command=("-m", "train.py")), "here it is '-m train.py'"),
     "layout": (replace(SPEC, nproc=2), "nproc 1, here it is 2"),
     "role": (replace(SPEC, role="actor"), "role default, here it is actor"),
-    "timeout": (replace(SPEC, node_wait_s=1.0), "other timeouts"),
+    "timeout": (replace(SPEC, node_wait_s=1.0), r"join_timeout 600\.0, here it is 1\.0"),
+    "last call": (replace(SPEC, join_wait_s=1.0), r"last_call_timeout 30\.0, here it is 1\.0"),
+    "hangs": (replace(SPEC, hang_timeout="9"), "hang_timeout auto, here it is 9"),
+    "what a hang leads to": (replace(SPEC, hang_action="notify"), "hang_action replace, here it is notify"),
+    "slow nodes": (replace(SPEC, straggler="off"), "straggler notify, here it is off"),
 }
 
 

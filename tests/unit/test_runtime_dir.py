@@ -61,5 +61,25 @@ def test_nowhere_to_write(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert capsys.readouterr().err == "tmrun: nothing can be written (no usable folder); set TMPDIR to a folder with some room\n"
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_what_could_not_be_written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own: bool) -> None:
+    """$TMPDIR is spoken of if it is what runtime files are in, and exists."""
+    monkeypatch.undo()
+    path = f"{runtime_dir.runtime_root() if own else '/elsewhere'}/file"
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(jobs, "local_jobs", read_only)
+    line = f"tmrun: [Errno 30] Read-only file system: '{path}'"
+    hint = f": nothing can be written (runtime files go to {tempfile.gettempdir()}, see $TMPDIR)"
+    assert main.run(["status"]) == 1
+    assert capsys.readouterr().err == f"{line}{hint if own else ''}\n"
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", no_folder)
+    assert main.run(["status"]) == 1
+    assert capsys.readouterr().err == f"{line}\n"
+
+
 def no_folder(*_: object) -> str:
     raise FileNotFoundError(errno.ENOENT, "no usable folder")

@@ -116,6 +116,25 @@ def test_what_torch_puts_off_is_not_recorded() -> None:
     assert [call(replay.run, irecv, torch.ones(1)).item() for _ in range(2)] == [0, 5], "an ordinal is an ordinal, recorded or not"
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"])
+def test_what_torch_coalesces_is_not_waited_for(name: str) -> None:
+    """Such a call gives a Work that cannot be waited for; only the manager's can."""
+    outputs = [torch.zeros(1)] * (name != "all_reduce")
+
+    def step(run: Any) -> float:
+        x = torch.full((1,), 3.0)
+        with c10d._coalescing_manager(async_ops=True) as manager:
+            run(getattr(dist, name), (*outputs, x), {"async_op": True})
+        manager.wait()
+        return float((outputs or [x])[0])
+
+    recorder = record.Recorder()
+    replay = record.Replay(lambda: recorder.tape)
+    assert step(recorder.run) == step(lambda call, args, kwargs: replay.run(call, None, args, kwargs)) == 3
+    assert (recorder.tape, dict(replay.synthesised)) == ({}, {name: 1})
+
+
 def test_what_does_not_fit_is_synthesised() -> None:
     recorder = record.Recorder()
     call(recorder.run, give(1), torch.zeros(2))

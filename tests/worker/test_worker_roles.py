@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, S
 from torch.utils.data.distributed import DistributedSampler
 
 import tmrun
-from tmrun.worker import roles
+from tmrun.worker import roles, suspects
 from tmrun.worker.state import State
 
 
@@ -65,6 +66,33 @@ def test_a_group_that_somebody_holds() -> None:
     assert trainer.rank == 0
     found = set(roles._held(process, world, sys._getframe()))
     assert found == {"world", "trainer.group", "net.1.group"}
+
+
+class Samples(Mapping[int, Any]):
+    """Each of many is read from a file."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 1 << 16
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __getitem__(self, key: int) -> Any:
+        self.read += 1
+        return key
+
+
+def test_not_all_samples_are_looked_at() -> None:
+    """Neither for what holds a group, while a rank waits to be taken, nor for what was not registered, when the loop begins."""
+    world: Any = dist.ProcessGroup(0, 1)
+    samples, in_memory, state = Samples(), [world] + [0] * 100 + [world], State()
+    assert set(roles._held(cast(Any, SimpleNamespace(state=state)), world, sys._getframe())) == {"world", "in_memory[0]"}
+    assert len(in_memory) > suspects.FEW
+    assert suspects.find(state, [{"samples": samples}]) == []
+    assert samples.read <= 2 * suspects.FEW
 
 
 def test_what_was_drawn_for_another_rank_is_not_given_again() -> None:

@@ -11,8 +11,10 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from cluster import DEADLINE_S, Cluster
 from nursery import Nursery
+from torch._C._distributed_c10d import HashStore
 from trials import STEP as TRIED
 from trials import Trials
 
@@ -117,18 +119,34 @@ def test_a_drain_after_an_evaluation(trials: Trials, mode: str) -> None:
     trials.drain(mode, 1, TEST_EVALUATE="1")
 
 
-def test_a_step_without_a_loss_looks_at_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes as long as the parameters are large."""
+def tail_of_a_step() -> Tail:
     weight = torch.nn.Parameter(torch.zeros(3))
     live = SimpleNamespace(hidden=0, started=0, queues=(), groups=SimpleNamespace(poisoned=False))
     state = SimpleNamespace(trained=lambda: [weight], ddps=[])
     process = SimpleNamespace(live=live, state=state, rank=1, counters=SimpleNamespace(done=5), board=SimpleNamespace(failure=None))
+    return Tail(cast(Any, process), 5)
+
+
+def test_a_step_without_a_loss_looks_at_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes as long as the parameters are large."""
     looked: list[torch.Tensor] = []
     monkeypatch.setattr(values, "fingerprint", lambda tensor: looked.append(tensor) or b"")
     for lost in (False, True):
-        tail = Tail(cast(Any, process), 5)
+        tail = tail_of_a_step()
         tail.collective(dist.all_reduce, lambda: None, (torch.ones(1),), {})
         if lost:
             tail.skip()
         tail.end()
         assert bool(looked) == lost
+
+
+def test_what_torch_coalesces_is_waited_for_by_its_manager() -> None:
+    x, tail = torch.full((1,), 3.0), tail_of_a_step()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with c10d._coalescing_manager(async_ops=True) as manager:
+            tail.collective(dist.all_reduce, lambda: dist.all_reduce(x, async_op=True), (x,), {})
+        manager.wait()
+    finally:
+        dist.destroy_process_group()
+    assert x.item() == 3

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from tmrun.cli import jobs
+from tmrun.core.errors import UsageError
 from tmrun.core.keys import MAX_NAME, name_of
 
 ENV_BEHIND = "TMRUN_BEHIND"
@@ -27,9 +28,17 @@ def behind() -> str:
 
 
 def detach(job: str, arguments: list[str]) -> int:
-    """Start the same command once more, away from this terminal; returns 0 when other commands find the job, else its exit code."""
-    log = Path.cwd() / f"tmrun-{name_of(job)[:MAX_NAME]}.log"
-    with log.open("ab") as out:
+    """Start the same command once more, away from this terminal; returns 0 when other commands find the job, else its exit code.
+
+    Raises UsageError.
+    """
+    name = f"tmrun-{name_of(job)[:MAX_NAME]}.log"
+    try:
+        log = Path.cwd() / name
+        opened = log.open("ab")
+    except OSError as error:
+        raise UsageError(f"--detach: its output cannot go to ./{name} ({error.strerror}); start it from another folder") from None
+    with opened as out:
         began = out.tell()
         argv, env = [sys.executable, "-m", "tmrun", *arguments], {**os.environ, ENV_BEHIND: job}
         launch = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)

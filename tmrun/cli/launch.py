@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from tmrun import procs, witness
@@ -53,6 +53,8 @@ _LOOK_S = 1.0
 STORE_DEADLINE_S = 5.0
 GAVE_UP = StoreError.exit_code
 """How an agent ends that has nothing left to do and no store."""
+_FLAGS = {"node_wait_s": "join_timeout", "join_wait_s": "last_call_timeout"}
+"""What gives a field of the spec that is not called like it."""
 _FROZEN_S = 2.0
 """However short the lease: a loaded machine may not let an agent beat for that long."""
 
@@ -198,6 +200,8 @@ class Launcher:
     _lives: dict[str, list[float]] = field(default_factory=dict)
     _again: dict[str, float] = field(default_factory=dict)
     """host -> when its agent is started again."""
+    _silent_since: float | None = None
+    """When the store first did not answer; None: it does."""
 
     def __post_init__(self) -> None:
         frozen_s = max(_FROZEN_S, self.wanted.spec.lease_ttl_s * FENCE_SHARE)
@@ -266,11 +270,13 @@ class Launcher:
                 self.console.show()
         except (StoreUnavailable, OutcomeUnknown) as error:
             return self._without_store(error)
+        self._silent_since = None
         self.console.store_answers()
         return code
 
     def _without_store(self, error: StoreError) -> int | None:
         """The exit code if our agents have ended by themselves (the store's host leaves first at the end of a job)."""
+        self._silent_since = time.monotonic() if self._silent_since is None else self._silent_since
         codes = [agent.poll() for agent in self.agents.values()]
         ended = [c for c in codes if c is not None]
         if len(ended) == len(codes) and self.departing:
@@ -289,9 +295,11 @@ class Launcher:
 
     def _returns(self, ended: list[int]) -> bool:
         """The store that is silent is only this host's, which starts it again, and no agent was killed or has given it up; or others needed
-        it just now."""
+        it just now; or an agent is to be started again, which would wait for it as long."""
         alone = bool(self.own.members) and self.own.hosts <= 1
-        return self.keep.outlasts or (alone and bool(ended) and all(code >= 0 and code != GAVE_UP for code in ended))
+        silent_s = 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+        planned = bool(self._again) and silent_s < self.wanted.join_timeout_s
+        return self.keep.outlasts or planned or (alone and bool(ended) and all(code >= 0 and code != GAVE_UP for code in ended))
 
     def _read(self) -> Job:
         return fold(self.keys, self.store.list(self.keys.ctl).entries)
@@ -529,11 +537,10 @@ def _difference(theirs: Spec, ours: Spec) -> str:
     """In what another host's launch is not ours; empty: in the program's arguments at most, and in where its script lies."""
     if _program(theirs) != _program(ours):
         return f"the program {_program(theirs)!r}, here it is {_program(ours)!r}: a job runs the same one on every host"
-    theirs = replace(theirs, command=ours.command)
-    for name in ("nnodes", "nproc", "standby", "max_restarts", "lease_ttl_s", "role", "no_python", "virtual_local_rank"):
-        if getattr(theirs, name) != getattr(ours, name):
-            return f"{name} {getattr(theirs, name)}, here it is {getattr(ours, name)}: use the same flags on every host"
-    return "" if theirs == ours else "other timeouts: use the same flags on every host"
+    for name in (each.name for each in fields(Spec) if each.name != "command"):
+        if (there := getattr(theirs, name)) != (here := getattr(ours, name)):
+            return f"{_FLAGS.get(name, name)} {there}, here it is {here}: use the same flags on every host"
+    return ""
 
 
 def _program(spec: Spec) -> str:

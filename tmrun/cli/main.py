@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import errno
 import sys
-import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tmrun import __version__
+from tmrun.cli.runtime_dir import runtime_root
 from tmrun.core.errors import TmrunError
 
 _VERBS = {
@@ -106,7 +107,7 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
-        click.echo(f"tmrun: {error}: nothing can be written (runtime files go to {tempfile.gettempdir()}, see $TMPDIR)", err=True)
+        click.echo(f"tmrun: {error}{_where(error)}", err=True)
         return 1
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
@@ -117,6 +118,17 @@ def run(argv: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("tmrun: interrupted", err=True)
         return 130
+
+
+def _where(error: OSError) -> str:
+    """What to change, if it may have been a runtime file that could not be written."""
+    try:
+        root = runtime_root()
+    except TmrunError:
+        return ""
+    if error.filename is not None and not Path(str(error.filename)).is_relative_to(root):
+        return ""
+    return f": nothing can be written (runtime files go to {root.parent}, see $TMPDIR)"
 
 
 def _one_line(error: click.ClickException) -> str:

@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
         become(arguments[1:])
     as_module = arguments[:1] == ["-m"]
     target, *rest = arguments[as_module:]
-    began_in = Path.cwd()
+    began_in = _folder()
     if is_the_worker:
         os.environ[_ENV_WORKER] = str(os.getpid())  # what ``import tmrun`` looks for; not in children, which inherit all the rest
     else:
@@ -116,9 +116,18 @@ def _holder() -> Any:
     return current.HOLDER if current is not None and current.HOLDER.runtime is not None else None
 
 
-def _again(rank: int, began_in: Path) -> None:
+def _folder() -> str:
+    """Where this process is; empty if that was deleted, which Python does not mind."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
+
+
+def _again(rank: int, began_in: str) -> None:
     """The script may have gone to another folder; its own path, and others on its command line, are relative to the first one."""
-    os.chdir(began_in)
+    with contextlib.suppress(OSError):  # it is gone, then or by now: whoever needs it says so
+        os.chdir(began_in)
     holder = _holder()
     holder.joined = False
     holder.runtime.become(rank)
@@ -169,7 +178,7 @@ def _explain(error: BaseException) -> None:
 
 
 def _as_module(name: str) -> None:
-    sys.path[0] = str(Path.cwd())
+    sys.path[0] = _folder()
     _fresh_main()
     runpy._run_module_as_main(name, alter_argv=True)  # type: ignore[attr-defined]  # what ``python -m`` itself calls
 

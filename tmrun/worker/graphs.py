@@ -1,7 +1,8 @@
 """CUDA graphs that have collectives in them are refused: replayed, they use the communicators that they were captured with.
 
 Nobody could tell such a graph that its communicator was replaced; it would wait for a peer that has gone, or reach freed memory. Graphs
-of computation alone are fine, those of torch.compile too: state is moved in place, so addresses stay.
+of computation alone are fine, those of torch.compile too: state is moved in place, so addresses stay. A script that captures backward
+passes has gradients that are written without one (``gradients``); torch.compile captures parts of them only.
 
 CUDA forbids some calls to all threads while one captures. NCCL lifts that around its own allocations, but that is its business; so what
 is prepared beside training and a capture take turns: whoever initialises waits for a capture to end, and gives up if it does not; a
@@ -22,7 +23,6 @@ from tmrun.core.errors import WorkerError
 
 _HELD_S = 10.0
 """How long a capture is held back."""
-_captured = threading.Event()
 
 
 class _Turns:
@@ -31,6 +31,12 @@ class _Turns:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._capturing, self._initialising = False, 0
+        self.backwards = 0
+        """Backward passes that began in a capture."""
+
+    def backward(self) -> None:
+        """One begins."""
+        self.backwards += self._capturing
 
     def capture(self, on: bool) -> None:
         """It begins, as soon as it may; or has ended."""
@@ -57,6 +63,7 @@ class _Turns:
 
 _turns = _Turns()
 apart_from_captures = _turns.initialise
+note_backward = _turns.backward
 
 
 def guard(called: Callable[[], int]) -> None:
@@ -81,7 +88,6 @@ def guard(called: Callable[[], int]) -> None:
             end(self)
         finally:
             _turns.capture(False)
-        _captured.set()
         if called() != before[0]:
             raise WorkerError(
                 "a CUDA graph was captured with collectives in it, which would use the present communicators for ever; capture computation "
@@ -91,6 +97,6 @@ def guard(called: Callable[[], int]) -> None:
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
 
 
-def captured() -> bool:
-    """Whether any graph has been captured in this process."""
-    return _captured.is_set()
+def captured_backwards() -> int:
+    """How many backward passes this process has captured: a replay writes the gradients of each, and nobody sees it."""
+    return _turns.backwards

@@ -182,6 +182,7 @@ def _catch_backward(runtime: Runtime) -> None:
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
+            graphs.note_backward()
             runtime.before_backward()
         original(*args, **kwargs)
 

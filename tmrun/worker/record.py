@@ -203,7 +203,7 @@ class Replay:
             return (stand_in or call)(*args, **kwargs)
         with self._names.outermost() as outermost:
             result = (stand_in or call)(*args, **kwargs)
-        if isinstance(result, dist.Work):
+        if isinstance(result, dist.Work) and not is_put_off(result):
             result.wait()
         found = _outputs(call, args, kwargs, result) if outermost else None
         if found is None:
@@ -252,6 +252,11 @@ def _outputs(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], res
 def _is_collected(group: str) -> bool:
     """Whether calls on a group are put off, because the script is in torch's coalescing manager for it."""
     return any(pg.group_name == group for pg in c10d._world.pg_coalesce_state)
+
+
+def is_put_off(work: Any) -> bool:
+    """Whether it stands for an asynchronous call that torch's coalescing manager makes later, and must not be waited for."""
+    return isinstance(work, c10d._IllegalWork)
 
 
 def _settled(output: Any, largest: int) -> Any:

@@ -24,8 +24,6 @@ from tmrun.worker.process import Phase, Process, SoftRestart
 
 _DATA = (Batches, DataLoader, Sampler, Dataset)
 """What may lie between a variable and the rank that data are chosen by."""
-_FEW = 64
-"""So many items of a list are looked at: it may hold all samples."""
 
 
 def take(process: Process, rank: int) -> None:
@@ -103,7 +101,7 @@ def _inside(path: str, value: Any, old: int, seen: set[int]) -> Iterator[str]:
     held = _attributes(value)
     yield from _ranks(held, f"{path}.", old)
     for name, inner in list(held.items()):
-        listed = enumerate(inner[:_FEW]) if isinstance(inner, (list, tuple)) else ()
+        listed = enumerate(inner[: suspects.FEW]) if isinstance(inner, (list, tuple)) else ()
         for place, each in [(f"{path}.{name}", inner), *((f"{path}.{name}[{i}]", item) for i, item in listed)]:
             if isinstance(each, _DATA) and id(each) not in seen:
                 yield from _inside(place, each, old, seen)

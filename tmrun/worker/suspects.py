@@ -1,8 +1,8 @@
 """What looks like training state that nobody registered: its successor would silently hold garbage.
 
 Looked at once, when the loop begins: attributes of the registered objects, and the variables of the script's functions and modules that
-are running, one level of containers and plain objects deep. A module is suspicious when it has a parameter that no registered module
-has (a wrapper around a registered one is fine), an optimizer when its state is not that of a registered one.
+are running, one level of plain objects and of the first items of containers deep. A module is suspicious when it has a parameter that no
+registered module has (a wrapper around a registered one is fine), an optimizer when its state is not that of a registered one.
 May not know: what happens to registered objects.
 """
 
@@ -18,6 +18,8 @@ import torch
 
 from tmrun.worker.state import State
 
+FEW = 64
+"""So many items of a container are looked at: it may hold all samples, or read each from a file."""
 _SKIPPED = ("tmrun.", "torch.", "runpy", "importlib")
 
 
@@ -62,16 +64,16 @@ def _suspicious(value: Any, parameters: set[int], states: set[int]) -> bool:
 
 
 def with_inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A value, and what it holds one level deep, each with its place."""
+    """A value, and what it holds one level deep (of a container the first items), each with its place."""
     yield name, value
     yield from _inside(name, value)
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        yield from ((f"{name}[{key!r}]", item) for key, item in list(value.items()))
+        yield from ((f"{name}[{key!r}]", item) for key, item in [*itertools.islice(value.items(), FEW)])
     elif isinstance(value, (list, tuple)):
-        yield from ((f"{name}[{index}]", item) for index, item in enumerate(value))
+        yield from ((f"{name}[{index}]", item) for index, item in enumerate(itertools.islice(value, FEW)))
     elif hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, torch.nn.Module)):
         yield from ((f"{name}.{key}", item) for key, item in list(vars(value).items()))
 

@@ -24,7 +24,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils.hooks import RemovableHandle
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import values
+from tmrun.worker import record, values
 from tmrun.worker.process import Process
 from tmrun.worker.state import local
 
@@ -142,7 +142,8 @@ def half_step(number: int, what: str) -> WorkerError:
 def _finish(result: Any) -> None:
     """Wait for what a collective gave."""
     if isinstance(result, dist.Work):
-        result.wait()
+        if not record.is_put_off(result):
+            result.wait()
     elif isinstance(result, AsyncCollectiveTensor):
         result.trigger_wait()
     elif isinstance(result, (list, tuple)):
