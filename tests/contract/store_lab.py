@@ -106,9 +106,15 @@ class Frozen:
 
     def __enter__(self) -> None:
         os.kill(self._pid, signal.SIGSTOP)
+        assert eventually(lambda: all(state == "T" for state in _threads(self._pid)))  # some run on for a moment, and answer
 
     def __exit__(self, *_: object) -> None:
         os.kill(self._pid, signal.SIGCONT)
+
+
+def _threads(pid: int) -> list[str]:
+    """The states of a process's threads."""
+    return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
 
 
 def gone(pid: int) -> bool:
