@@ -31,6 +31,7 @@ from e2e_lab import Lab, make_lab, wait_for  # noqa: E402
 from machine import Denied, full, no_memory, small_disk  # noqa: E402
 
 ORDER = (
+    "drain",  # later on it would wait for the standby, which has failed by then, to cool down
     "worker SIGKILL",
     "worker SIGSEGV",
     "worker raises",
@@ -48,7 +49,6 @@ ORDER = (
     "joiner dies",
     "store and worker at once",
     "connections cut",
-    "drain",
 )
 SLOW = {"slow by 20 %": 0.2, "3 times as slow": 2.0}
 """Name -> seconds that a step of one second takes more."""

@@ -19,7 +19,7 @@ ENV_BEACON = "TMRUN_BEACON"
 
 DUMP_SIGNAL = signal.SIGRTMIN + 11
 """Makes a worker whose beacon says ``dumps`` write the stacks of all its threads; scripts use the classic signals for themselves."""
-_FIELDS = ("ticks", "place", "epoch", "step", "operations", "dumps", "counted", "wall_ns", "busy_ns", "proven_ns", "cut")
+_FIELDS = ("ticks", "place", "epoch", "step", "operations", "dumps", "counted", "wall_ns", "busy_ns", "proven_ns", "cut", "compiling")
 _AT = {name: at for at, name in enumerate(_FIELDS)}
 _SIZE = 8 * len(_FIELDS)
 
@@ -61,9 +61,8 @@ class Beacon:
     def reading(self, *, stopped: bool) -> Reading:
         """What the watchdog looks at."""
         word = self._words
-        return Reading(
-            Place(word[_AT["place"]]), word[_AT["epoch"]], word[_AT["step"]], word[_AT["operations"]], word[_AT["ticks"]], stopped
-        )
+        place, epoch, step, operations, ticks = (word[_AT[name]] for name in ("place", "epoch", "step", "operations", "ticks"))
+        return Reading(Place(place), epoch, step, operations, ticks, stopped, bool(word[_AT["compiling"]]))
 
 
 def dump_path(beacon: Path) -> Path:

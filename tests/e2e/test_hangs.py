@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from e2e_lab import Lab, Oracle, wait_for
+from e2e_lab import DEADLINE_S, Lab, Oracle, wait_for
 from test_training_goes_on import LOCAL, assert_exact
 
 FAULTS = ("stop", "loop", "gil", "skip")
@@ -76,3 +76,35 @@ def test_who_cannot_be_woken_ends_itself(lab: Lab, oracle: Oracle) -> None:
     assert [after[slot] for slot in (0, 2)] == [before[slot]["pids"] for slot in (0, 2)]
     assert lab.finish() == 0
     assert_exact(lab, oracle, may_miss=4)
+
+
+COMPILES = """\
+import time
+import torch, torch.distributed as dist
+import tmrun
+
+def compiler(graph, inputs):
+    print(f"rank {dist.get_rank()} compiles", flush=True)
+    time.sleep(20 if dist.get_rank() else 0)
+    return graph.forward
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.compile(torch.nn.Linear(4, 4), backend=compiler))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in tmrun.join(model=model, optimizer=optimizer).steps(5):
+    with step:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_compiler_is_waited_for(lab: Lab) -> None:
+    """Longer than any deadline of the first steps, by the rank that compiles and by the one that waits for it."""
+    script = lab.folder / "compiles.py"
+    script.write_text(COMPILES)
+    lab.launch("--local-nodes", "2", "--nnodes", "2", "--hang-timeout", "2", script=script, script_args=())
+    assert lab.launches[0].wait(DEADLINE_S) == 0, lab.output()
+    told = lab.output()
+    assert told.count("rank 1 compiles") == 1, told
+    assert "succeeded" in told and "epoch 2" not in told, told

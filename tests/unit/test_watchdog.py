@@ -51,6 +51,24 @@ def test_a_deadline_is_learned_and_the_first_steps_teach_nothing() -> None:
     assert worker.evidence() is None, "it moved again"
 
 
+def test_a_compiler_takes_as_long_as_it_takes() -> None:
+    """In a first step and later on, whatever --hang-timeout says; those who wait for it are told from it."""
+    limit = watchdog.limits("2")
+    assert limit is not None
+    for steps in (0, 10):
+        worker = Watched()
+        worker.train(steps, 0.5)
+        worker.look(600, compiling=True)
+        assert worker.evidence(limit) is None
+        worker.look(1, compiling=False)
+        assert worker.evidence(limit) is None, "its time begins anew"
+        worker.look(20)
+        assert worker.evidence(limit) is Evidence.LATE
+        worker.look(1900, compiling=True)
+        assert worker.evidence(limit) is Evidence.LATE, "not for ever"
+    assert culprits([sign(0), sign(1, operations=0, evidence=Evidence.NONE)], 2).blame is Blame.UNCLEAR
+
+
 def test_a_switch_gives_new_patience() -> None:
     worker = Watched()
     worker.train(10, 1.0)

@@ -43,7 +43,7 @@ class Reading:
     """What is seen of a worker at one moment.
 
     ``operations``: collectives of the whole world that it entered in this step. ``ticks``: counts up while any Python thread gets to
-    run. ``stopped``: the kernel says that a signal or a tracer stopped the process.
+    run. ``stopped``: the kernel says that a signal or a tracer stopped the process. ``compiling``: torch.compile is at work.
     """
 
     place: Place
@@ -52,11 +52,12 @@ class Reading:
     operations: int
     ticks: int
     stopped: bool = False
+    compiling: bool = False
 
     @property
-    def position(self) -> tuple[int, int, int, Place]:
+    def position(self) -> tuple[int, int, int, Place, bool]:
         """Changes when the worker makes progress."""
-        return self.epoch, self.step, self.operations, self.place
+        return self.epoch, self.step, self.operations, self.place, self.compiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class Limits:
     late_s: float = 60.0
     between_s: float = 1800.0
     """Outside of a step people save checkpoints and evaluate."""
+    compiling_s: float = 1800.0
+    """A compiler takes as long as it takes, in any step."""
     left_s: float = 2.0
     """Most scripts end right after their loop, and are not told of."""
     act: float = 5.0
@@ -162,8 +165,10 @@ def evidence(watch: Watch, limit: Limits, now: float) -> tuple[Evidence, float] 
     learned = limit.steps * watch.longest
     if now - watch.ticked > limit.mute_s * patience + learned:
         return Evidence.MUTE, now - watch.ticked
-    floor = limit.between_s if place is Place.BETWEEN else limit.late_s
-    if place is not Place.PARKED and now - watch.moved > floor * patience + learned:
+    floor = patience * (limit.between_s if place is Place.BETWEEN else limit.late_s)
+    if watch.last.compiling:
+        floor = max(floor, limit.compiling_s)
+    if place is not Place.PARKED and now - watch.moved > floor + learned:
         return Evidence.LATE, now - watch.moved
     return None
 

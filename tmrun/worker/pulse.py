@@ -4,6 +4,7 @@ The heartbeat is a thread: it beats while the interpreter runs any thread at all
 not. ``operations`` counts the collectives of the whole world that were entered in this step (DDP's too, which Python never sees), so that
 those who wait in one can be told from whoever did not come. *Busy* time is a step's time less what was spent waiting for others, as far
 as that is visible: the vote, the script's own collectives, the end of DDP's backward pass (from its own samples). FSDP's waits are not.
+Whether torch.compile is at work is heard from torch itself: the first step of a compiled model may take minutes.
 On ``DUMP_SIGNAL`` the stacks of all threads go to stderr's file for them, whoever holds the GIL.
 May not know: who watches, what follows.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -30,7 +32,7 @@ _SAMPLE_EVERY = 8
 
 
 class Pulse:
-    """Written by the main thread, but for the heartbeat's own fields (``ticks``, ``operations``)."""
+    """Written by the main thread, but for the heartbeat's own fields (``ticks``, ``operations``) and ``compiling``."""
 
     def __init__(self, beacon: Beacon) -> None:
         self._beacon = beacon
@@ -54,7 +56,22 @@ class Pulse:
         while True:
             self._beacon.add("ticks")
             self._beacon.set("operations", self._operations())
+            self.hear_compiler()
             time.sleep(_BEAT_S)
+
+    def hear_compiler(self) -> None:
+        """Be told when torch.compile begins and ends, once the script has made torch load it; its ``reset`` forgets who listens."""
+        handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        if handler is not None and self._compiles not in handler.start_callbacks:
+            handler.register_start_callback(self._compiles)
+        if handler is not None and self._compiled not in handler.end_callbacks:
+            handler.register_end_callback(self._compiled)
+
+    def _compiles(self, _: object) -> None:
+        self._beacon.set("compiling", 1)
+
+    def _compiled(self, _: object) -> None:
+        self._beacon.set("compiling", 0)
 
     def _operations(self) -> int:
         switches, before = self._counting
