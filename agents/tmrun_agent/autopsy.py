@@ -55,7 +55,7 @@ def examine(pid: int, local_rank: int, code: int, why: str, output: WorkerOutput
     now = time.time()
     if code == 0:
         return Death(pid, local_rank, 0, now)
-    shell_code = code if code >= 0 else 128 - code
+    shell_code = _shell_code(code)
     kills = _more(kills_before, oom_kills())
     hint = "" if why else memory_hint(shell_code, kills) or disk_hint(shell_code)
     message, stack, when = read_error(output.error_file)
@@ -63,16 +63,15 @@ def examine(pid: int, local_rank: int, code: int, why: str, output: WorkerOutput
     error = message.strip().partition("\n")[0]
     what = "; ".join(x for x in (hint, error) if x) if shell_code == EXIT_DISK else why or hint or error
     summary = f"{how}: {what}" if what else how
-    name = signal_name(-code) if code < 0 else ""
     no_memory = not why and shell_code == _KILLED and bool(kills)
-    return Death(pid, local_rank, shell_code, when or now, name, summary, message, stack, output.tail(), output.folder, hint, no_memory)
+    left = output.tail(), output.folder
+    return Death(pid, local_rank, shell_code, when or now, _signal(code), summary, message, stack, *left, hint, no_memory)
 
 
 def unexamined(pid: int, local_rank: int, code: int, error: Exception) -> Death:
     """What is certain all the same, when ``examine`` failed."""
-    shell_code = code if code >= 0 else 128 - code
-    name = signal_name(-code) if code < 0 else ""
-    return Death(pid, local_rank, shell_code, time.time(), name, f"{_how(code)}; what it left cannot be read: {error!r}")
+    shell_code = _shell_code(code)
+    return Death(pid, local_rank, shell_code, time.time(), _signal(code), f"{_how(code)}; what it left cannot be read: {error!r}")
 
 
 def exited(death: Death, step: int) -> Exited:
@@ -88,8 +87,16 @@ def failure(death: Death, host: Host, slot: int, rank: int, epoch: int) -> Failu
     )  # fmt: skip
 
 
+def _shell_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def _signal(code: int) -> str:
+    return signal_name(-code) if code < 0 else ""
+
+
 def _how(code: int) -> str:
-    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    return f"killed by {_signal(code)}" if code < 0 else f"exit code {code}"
 
 
 def signal_name(number: int) -> str:
