@@ -303,6 +303,39 @@ def test_a_rehearsal_of_several_workers_fails_when_one_of_them_does() -> None:
     assert rehearse(node.Node(seat("x"), 7), killed, node.Exited(5, 143)).standby_failures == 0
 
 
+def test_what_a_warm_standby_says_later_is_told_too() -> None:
+    """It rehearsed more, or its GPU is not what it was; a worker of it that has ended makes it none."""
+    job, mine = running(hosts=("a", "b", "x")), node.Node(seat("x"), 7)
+    mine = node.observe(mine, node.Spawned(node.Group(Purpose.STANDBY, 1, 0, 1, (5, 6))))
+
+    def told(*facts: node.Fact) -> tuple[Member, str] | None:
+        nonlocal mine, job
+        for fact in facts:
+            mine = node.observe(mine, fact)
+        effect = reconcile(mine, job)
+        if effect is None:
+            return None
+        assert isinstance(effect, node.Submit)
+        (put,) = (o for o in effect.txn.ops if isinstance(o, Put) and o.key == KEYS.member("x"))
+        said = decode(Member, put.value)
+        job = running((KEYS.member("x"), said), hosts=("a", "b", "x"))
+        return said, effect.say
+
+    first, more, machine = Rehearsal(2, 1.0, 3), Rehearsal(2, 1.0, 3, also=(0,)), Machine("cpu", memory_mb=10)
+    assert told(node.WorkerWarm(0, machine, first)) is None, "the other is not warm yet"
+    both = told(node.WorkerWarm(1, machine, first))
+    assert both is not None and (both[0].warm, both[0].rehearsal, both[1]) == (True, first, "x is a warm standby")
+    assert told() is None
+    again = told(node.WorkerWarm(0, machine, more))
+    assert again is not None and (again[0].warm, again[0].rehearsal, again[1]) == (True, more, "")
+    worse = told(node.WorkerMeasured(1, replace(machine, memory_mb=1)))
+    assert worse is not None and worse[0].machine == replace(machine, memory_mb=1)
+    assert told() is None
+    ended = told(node.Exited(5, 0))
+    assert ended is not None and not ended[0].warm
+    assert told() is None
+
+
 # -- report
 def test_status_has_its_stable_fields() -> None:
     status = report.status(running(), Heard())

@@ -145,11 +145,11 @@ def _standby(node: Node, job: Job, group: Group, current: RankMap) -> Effect | N
     member = job.members.get(node.me.host)
     if member is None or member.value.incarnation != node.me.incarnation:
         return None
-    warm = len(group.warm) == len(group.pids)
-    if member.value.warm == warm:
-        return None
-    say = f"{node.me.host} is a warm standby" if warm else ""
+    warm = len(group.warm) == len(group.pids) and not group.exits
     told = replace(member.value, warm=warm, machine=_machine(group), rehearsal=group.rehearsal)
+    if told == member.value or not (warm or member.value.warm):
+        return None
+    say = f"{node.me.host} is a warm standby" if warm and not member.value.warm else ""
     return submit(transactions.update_member(job, told, node.lease), say=say)
 
 

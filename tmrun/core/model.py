@@ -232,7 +232,9 @@ class Rehearsal:
 
     ``rank``: the one that was rehearsed. ``replayed``: collectives that were given what the live ranks recorded; ``synthesised``:
     collective -> calls that were given made-up values. ``compiled``: graphs that torch.compile made. ``waiting_mb``: what it takes of its
-    device while it waits: in tensors, kept by torch (them included), on the whole device; empty without one.
+    device while it waits: in tensors, kept by torch (them included), on the whole device; empty without one. ``also``: ranks of other roles
+    that it has rehearsed too. ``inside``: backend and device -> MB/s that the node's workers reached when they summed up a tensor; empty
+    for a single one.
     """
 
     rank: int
@@ -242,6 +244,8 @@ class Rehearsal:
     synthesised: dict[str, int] = field(default_factory=dict)
     compiled: int = 0
     waiting_mb: dict[str, int] = field(default_factory=dict)
+    also: tuple[int, ...] = ()
+    inside: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
