@@ -1,6 +1,7 @@
 """What a standby's warmth is worth: seconds from "take this rank" to "ready to receive its state", process by process.
 
     python bench/standby.py ready [--compile] [--repeats 3] [--d-model 64] [--layers 2]
+    python bench/standby.py roles [--repeats 3]          # ... of another stage of a compiled pipeline, rehearsed before or not
     python bench/standby.py pauses [--repeats 3]         # kills and drains of whole launches: what each part takes off the pause
     python bench/standby.py steps [--seconds 20]         # the job's step time while a standby rehearses
     python bench/standby.py values                       # rehearsals on recorded and on made-up values
@@ -8,7 +9,9 @@
 ``ready``: one real worker process under the tests' agent (same socket and messages as the real one). It is told to take rank 1, and is
 ready when it enters the construction of the new communicators: script at the loop, three steps rehearsed. cold: a new process; imported:
 one forked with torch imported; rehearsed: a parked standby, of this rank or of another one. With ``--compile``, "cold" has an empty
-Inductor cache and all others the one that it filled.
+Inductor cache and all others the one that it filled, but for the one that live ranks with another cache have sent theirs
+(TMRUN_SHARE_COMPILED).
+``roles``: two stages of different size (tests/worker/matrix.py), each rank with a cache of its own.
 ``pauses``: 2 nodes of 2 processes, ``pause_s`` of ``tmrun history``.
 ``values``: jobs of tests/worker/matrix.py record every tensor; then a standby rehearses with that tape, and one without.
 ``steps``: the job pinned to one core, the standby's node to another; the median step before, during and after a rehearsal.
@@ -41,14 +44,14 @@ READY = ("cold", "imported", "rehearsed another rank, script again", "rehearsed 
 def main() -> None:
     """Run, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ready", "pauses", "steps", "values"])
+    parser.add_argument("what", choices=["ready", "roles", "pauses", "steps", "values"])
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--d-model", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20)
     args = parser.parse_args()
-    print({"ready": ready, "pauses": pauses, "steps": steps, "values": values}[args.what](args))
+    print({"ready": ready, "roles": other_roles, "pauses": pauses, "steps": steps, "values": values}[args.what](args))
 
 
 # -- one process --------------------------------------------------------------------------------------------------------------------
@@ -61,6 +64,7 @@ def ready(args: argparse.Namespace) -> str:
         for mode in READY:
             if args.compile and mode == "cold":
                 rows.append(("cold, empty compile cache", [until_ready(mode, args, nursery, cache)]))
+                rows.append(("cold, empty cache, given what live ranks compiled", [until_given(args, cache) for _ in range(args.repeats)]))
             rows.append((mode, [until_ready(mode, args, nursery, cache) for _ in range(args.repeats)]))
     nursery.close()
     lines = [f"GPT d_model {args.d_model}, {args.layers} layers, {'compiled' if args.compile else 'eager'}, {os.cpu_count()} cores", ""]
@@ -94,6 +98,70 @@ def until_ready(mode: str, args: argparse.Namespace, nursery: Any, cache: str) -
             cluster.close()
     print(f"{mode}: {took:.2f} s", file=sys.stderr, flush=True)
     return took
+
+
+def until_given(args: argparse.Namespace, cache: str) -> float:
+    """Seconds of a cold process whose cache is empty, while two ranks train that have shared what they compiled."""
+    from cluster import Cluster
+
+    flags = ["--steps", "500", "--d-model", str(args.d_model), "--layers", str(args.layers), "--compile"]
+    with tempfile.TemporaryDirectory(prefix="tmrun-standby-") as folder:
+        environment = {"TORCHINDUCTOR_CACHE_DIR": cache, "TMRUN_SHARE_COMPILED": "1", "TEST_PACE_S": "0.5"}
+        cluster = Cluster(Path(folder), 2, flags, environment, PACED)
+        try:
+            cluster.start(at_once=True)
+            cluster.agent.wait(lambda: any(key.endswith("/shares") for key in cluster.agent._store), PATIENCE_S, "shared")
+            time.sleep(2)
+            took = until_entered(cluster, RANK, lambda: cluster.standby(RANK, TORCHINDUCTOR_CACHE_DIR=f"{folder}/own"))
+        finally:
+            cluster.close()
+    print(f"given what live ranks compiled: {took:.2f} s", file=sys.stderr, flush=True)
+    return took
+
+
+def until_entered(cluster: Any, rank: int, standby: Callable[[], Any]) -> float:
+    """Seconds from the start of this, the order to take ``rank`` included, until it connects."""
+    from tmrun import wire
+
+    began = time.monotonic()
+    standby().channel.send(wire.Prepare(1, wire.Kind.FAILURE, 2, (rank,), rank, 1))
+    cluster.agent.wait(lambda: "m1/entered" in cluster.agent._store, PATIENCE_S, "ready")
+    return time.monotonic() - began
+
+
+def other_roles(args: argparse.Namespace) -> str:
+    """Markdown table: a standby of stage 1 is needed as stage 0."""
+    rows = []
+    for name, wait_s in (("never rehearsed", ""), ("rehearsed beside its own", "60")):
+        rows.append((name, [until_other_role(wait_s) for _ in range(args.repeats)]))
+        print(f"{name}: {rows[-1][1]}", file=sys.stderr, flush=True)
+    lines = ["| the other stage, compiled | seconds, median | of |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {n} | {statistics.median(s):.2f} | {', '.join(f'{x:.2f}' for x in s)} |" for n, s in rows)])
+
+
+def until_other_role(wait_s: str) -> float:
+    """Seconds from the order until it connects. ``wait_s``: how long roles are waited for; empty, none is known."""
+    from cluster import Cluster
+    from trials import SCRIPT
+
+    from tmrun import wire
+
+    with tempfile.TemporaryDirectory(prefix="tmrun-standby-") as folder:
+        environment = {"TEST_MODE": "pp", "TEST_UNEVEN": "1", "TEST_COMPILE": "1", "TEST_PACE_S": "1", "LOCAL_WORLD_SIZE": "1"}
+        cluster = Cluster(Path(folder), 2, ["--steps", "200"], {**environment, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/live"}, SCRIPT)
+        more = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/own", **({"TMRUN_RECORD_WAIT_S": wait_s} if wait_s else {})}
+        try:
+            standby = cluster.standby(1, **more)
+            if not wait_s:
+                cluster.expect(standby, wire.Warm)
+            cluster.start(at_once=True)
+            cluster.reach(4)
+            told = lambda: [m for m in standby.channel.messages if isinstance(m, wire.Warm)]  # noqa: E731
+            cluster.agent.wait(lambda: len(told()) == (2 if wait_s else 1), PATIENCE_S, "warm")
+            time.sleep(1)
+            return until_entered(cluster, 0, lambda: standby)
+        finally:
+            cluster.close()
 
 
 # -- whole launches -----------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ May not know: why an effect was wanted.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ class Effects:
         """Run one effect; None: nothing came of it. Quit is the loop's own."""
         match effect:
             case node.Spawn():
-                return [self._spawn(effect, job)]
+                return [self._spawn(effect, me, job)]
             case node.Kill():
                 self.processes.kill(gently=effect.gently, number=effect.signal)
                 return [node.Killing(effect.reason)]
@@ -73,18 +74,19 @@ class Effects:
             self.publisher.event(effect.say, kind_of(effect.txn))
         return [effect.then] if effect.then else []
 
-    def _spawn(self, effect: node.Spawn, job: Job) -> Fact:
+    def _spawn(self, effect: node.Spawn, me: node.Node, job: Job) -> Fact:
         try:
-            return node.Spawned(Group(effect.purpose, effect.slot, effect.epoch, effect.generation, self._start(effect, job)))
+            return node.Spawned(Group(effect.purpose, effect.slot, effect.epoch, effect.generation, self._start(effect, me, job)))
         except (OSError, RuntimeError) as error:
             return node.NotSpawned(effect, f"its workers cannot be started: {error}")
 
-    def _start(self, effect: node.Spawn, job: Job) -> tuple[int, ...]:
+    def _start(self, effect: node.Spawn, me: node.Node, job: Job) -> tuple[int, ...]:
         spec, active = job.spec, effect.purpose is node.Purpose.ACTIVE
         assert spec is not None and job.map is not None
         if effect.slot == 0 and active:
             self.master.open(job.map.master_port, effect.generation)
         ranks = spec.ranks(effect.slot)
+        together = {} if active else self._of_standbys(me)
         prefix = self.config.output.prefix
         outputs = self.logs.open(job.restarts, [streams.prefix(prefix, spec.role, i, r, self.config.host) for i, r in enumerate(ranks)])
         with ExitStack() as unused:
@@ -93,7 +95,7 @@ class Effects:
             workers = [
                 Worker(
                     worker_command(self.config.command, i, no_python=spec.no_python),
-                    self._environment(effect, job, spec, i, output.error_file),
+                    self._environment(effect, job, spec, i, output.error_file) | together,
                     output,
                     reads=active,  # a rehearsal would take it away from them
                 )
@@ -103,6 +105,11 @@ class Effects:
         pids = self.processes.spawn(workers)
         self.health.follow(pids)
         return pids
+
+    def _of_standbys(self, me: node.Node) -> dict[str, str]:
+        """What those that start together have in common."""
+        cautious = {wire.ENV_ROLES: "0"} if me.standby_failures else {}  # perhaps it was another role that it failed in
+        return {wire.ENV_NEIGHBOURS: f"{self.config.host}.{secrets.token_hex(4)}", **cautious}
 
     def _environment(self, effect: node.Spawn, job: Job, spec: Spec, local_rank: int, error_file: str) -> dict[str, str]:
         assert job.map is not None

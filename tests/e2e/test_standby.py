@@ -19,6 +19,7 @@ def test_one_is_judged_takes_a_role_it_did_not_rehearse_and_is_replaced(lab: Lab
     spare = lab.node("node2")
     assert (spare["state"], spare["rehearsal"]["rank"] // 2, spare["rehearsal"]["steps"]) == ("standby", 1, 3)
     assert spare["rehearsal"]["step_s"] > 1.5
+    assert spare["rehearsal"]["inside"]["gloo on cpu"] > 0 and spare["rehearsal"]["also"] == [], "two workers met; all ranks are alike"
     slow.unlink()
 
     os.kill(lab.node("node0")["pids"][0], signal.SIGKILL)  # slot 0: another role

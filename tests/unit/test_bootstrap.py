@@ -173,10 +173,36 @@ def test_a_script_that_changed_its_folder_is_run_again(tmp_path: Path, monkeypat
     assert warm.became == [1, 1]
 
 
+@pytest.mark.parametrize("how", ["raise ValueError('as another role')", "raise SystemExit(7)", "pass"])
+def test_a_script_that_ends_as_another_role_is_run_as_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """And leaves nothing that could be taken for the end of a rank."""
+    told = tmp_path / "error.json"
+    (tmp_path / "script.py").write_text(f"seen.append(1)\nif len(seen) > 1: raise SystemExit(3)\nopen({str(told)!r}, 'w').close()\n{how}\n")
+    warm, seen = Warm(), []
+    warm.homes = [4]
+    monkeypatch.setattr(builtins, "seen", seen, raising=False)
+    monkeypatch.setattr(bootstrap, "die_with_parent", lambda: None)
+    monkeypatch.setattr(HOLDER, "runtime", warm)
+    monkeypatch.setattr(bootstrap, "_end", sys.exit)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setenv("TMRUN_WORKER_PID", "")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(told))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        bootstrap.main(["script.py"])
+    assert (end.value.code, warm.became, told.exists()) == (3, [4], False)
+
+
 class Warm:
     """The runtime of a process that takes part."""
 
+    def way_back(self) -> int | None:
+        return self.homes.pop() if self.homes else None
+
     def __init__(self) -> None:
+        self.homes: list[int] = []
         self.became: list[int] = []
 
     def become(self, rank: int) -> None:

@@ -74,12 +74,14 @@ class Cluster:
 
     def _spawn(self, rank: int, role: str, more: Mapping[str, str] = MappingProxyType({})) -> Worker:
         log = self.directory / f"{role}-{rank}-{len(self.processes)}.log"
+        local_world = int(self.environment.get("LOCAL_WORLD_SIZE", self.world))
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("TMRUN_")},
             ENV_SWITCH: os.environ.get(ENV_SWITCH, "slot"),  # TMRUN_SWITCH=shim pytest tests/worker: everything with the C++ switch
             **self.environment, **more,
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world), "LOCAL_WORLD_SIZE": str(self.world),
-            "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+            "RANK": str(rank), "LOCAL_RANK": str(rank % local_world), "WORLD_SIZE": str(self.world), "LOCAL_WORLD_SIZE": str(local_world),
+            "GROUP_RANK": str(rank // local_world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
             wire.ENV_SOCKET: self.agent.path, wire.ENV_ROLE: role, wire.ENV_EPOCH: "1" if role == "active" else "0",
             wire.ENV_GENERATION: "1", wire.ENV_REHEARSAL_LOG: str(self.directory / f"rehearsal-{len(self.processes)}.log"),
             wire.ENV_PARENT: str(self.nursery.pid if self.nursery else os.getpid()),

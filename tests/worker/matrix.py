@@ -1,6 +1,8 @@
 """One small training script for every parallelism: ``--mode``; what varies within one: TEST_ACCUMULATE, TEST_BF16, TEST_WIDTH,
 TEST_EVALUATE: one more forward pass after the update, and TEST_ZERO: gradients are not made anew, but set to zero ``before`` or ``after``.
-STAND_IN: instead of gloo a stand-in for NCCL, which is to give the same. With TEST_DAMAGE, what is received looks damaged.
+STAND_IN: instead of gloo a stand-in for NCCL, which is to give the same. With TEST_DAMAGE, what is received looks damaged. TEST_UNEVEN: how
+many blocks the second stage of a pipeline has more. TEST_AS_0: what a rehearsal as rank 0 does, ``fail``, ``leave`` or ``linger``.
+TEST_COMPILE: blocks are compiled, of a pipeline the stage.
 
 Each step takes TEST_PACE_S seconds more, until the file ``fast`` is there, beside the losses.
 """
@@ -12,6 +14,7 @@ import contextlib
 import faulthandler
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +69,11 @@ class Job:
 
     def quiet(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
+
+    def compile(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, Block):
+                module.compile()
 
     def reduce(self) -> None:
         pass
@@ -149,7 +157,7 @@ class Pipeline(Job):
     def __init__(self, dp: int) -> None:
         mesh = init_device_mesh("cpu", (dp, 2), mesh_dim_names=("dp", "pp"))
         self.place = mesh["pp"].get_local_rank()
-        super().__init__(7 + self.place, blocks=2)
+        super().__init__(7 + self.place, blocks=2 + self.place * int(os.environ.get("TEST_UNEVEN", "0")))
         self.data_rank = mesh["dp"].get_local_rank()
         self.dp, self.size = mesh.get_group("dp"), dp
         takes, gives = (torch.empty(ROWS // 4, WIDTH, requires_grad=needed) for needed in (self.place > 0, True))
@@ -157,6 +165,9 @@ class Pipeline(Job):
             self.model, self.place, 2, torch.device("cpu"), input_args=takes, output_args=gives, group=mesh.get_group("pp")
         )
         self.schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=F.mse_loss)
+
+    def compile(self) -> None:
+        self.model.compile()  # as one: stages of different depth have nothing in common
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
         losses: list[torch.Tensor] = []
@@ -211,6 +222,17 @@ def on_request() -> None:
         values.sums = lambda part: sums(part + 1)
 
 
+def as_rank_0(what: str) -> None:
+    """In a rehearsal."""
+    if what == "fail":
+        raise RuntimeError("as rank 0 it fails")
+    if what == "leave":
+        sys.exit(3)
+    while what == "linger":
+        dist.all_reduce(torch.zeros(1))
+        time.sleep(0.01)
+
+
 def train(job: Job, parameters: list[Any], optimizer: torch.optim.Optimizer, schedule: Any) -> float:
     """One step; its loss."""
     if ZERO != "after":
@@ -240,6 +262,8 @@ def main() -> None:
     initialise(os.environ.get("STAND_IN", "gloo"))
     rank = dist.get_rank()
     job = MODES[os.environ["TEST_MODE"]]()
+    if os.environ.get("TEST_COMPILE") == "1":
+        job.compile()
     torch.manual_seed(50 + job.dropout_rank)
     parameters = list(job.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
@@ -252,6 +276,8 @@ def main() -> None:
         if fault is not None:
             fault(job.step, "backward")
 
+    if run.rehearsing and rank == 0:
+        as_rank_0(os.environ.get("TEST_AS_0", ""))
     job.first.narrow.register_full_backward_hook(backward)
     for step in run.steps(args.steps):
         with step:

@@ -1,8 +1,8 @@
 """``python -u bootstrap.py [-m | --exec] target args...``: run a script as ``__main__``, as Python itself would, and end with our parent.
 
 Started by its path, so that nothing of tmrun is imported: a script that never imports tmrun is left alone, torch and all. Its first
-``import tmrun`` makes the process one that can move (``activate``). A standby is activated before its script; when it is needed as another
-rank than it rehearsed, it runs the script again in the same, warm interpreter.
+``import tmrun`` makes the process one that can move (``activate``). A standby is activated before its script; to rehearse another rank, or
+when it is needed as one, it runs the script again in the same, warm interpreter.
 ``--exec`` becomes another program. An exception that ends the script is written to $TORCHELASTIC_ERROR_FILE, as ``@record`` would.
 May not know: anything about a script but how Python would run it. Imports the standard library only.
 """
@@ -128,6 +128,8 @@ def _again(rank: int, began_in: str) -> None:
     """The script may have gone to another folder; its own path, and others on its command line, are relative to the first one."""
     with contextlib.suppress(OSError):  # it is gone, then or by now: whoever needs it says so
         os.chdir(began_in)
+    if told := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # by the script's ``@record``, of a rehearsal: nobody is to take it for a rank's
+        Path(told).unlink(missing_ok=True)
     holder = _holder()
     holder.joined = False
     holder.runtime.become(rank)
@@ -137,19 +139,29 @@ def _again(rank: int, began_in: str) -> None:
 def _run(target: str, rest: list[str], as_module: bool) -> tuple[int, int | None]:
     """Exit code, and the rank as which to start again."""
     sys.argv = [target, *rest]
+    code = 0
     try:
         _as_module(target) if as_module else _as_script(target)
     except SystemExit as leave:
-        return _code_of(leave), None
+        code = _code_of(leave)
     except BaseException as error:
         if (rank := getattr(error, "tmrun_restart_as", None)) is not None:
+            return 0, rank
+        if (rank := _way_back()) is not None:
+            sys.excepthook(type(error), error, error.__traceback__)
             return 0, rank
         error.__traceback__ = _of_the_script(error.__traceback__)
         _record(error)
         sys.excepthook(type(error), error, error.__traceback__)
         _explain(error)
         return _code_for(error), None
-    return 0, None
+    return code, _way_back()
+
+
+def _way_back() -> int | None:
+    """The rank as which a standby runs the script again that rehearsed another role and came to its end."""
+    holder = _holder()
+    return holder.runtime.way_back() if holder is not None else None
 
 
 def _code_for(error: BaseException) -> int:

@@ -51,7 +51,7 @@ class Meter:
 def rehearsal(rank: int, seconds: float, steps: int, replay: Replay, memory: Memory | None) -> Rehearsal:
     """The report of a rehearsal that is over. ``memory``: what the process waits with."""
     waiting = {"tensors": memory.allocated_mb, "kept": memory.reserved_mb, "device": memory.device_mb} if memory else {}
-    return Rehearsal(rank, seconds, steps, replay.replayed, dict(replay.synthesised), _graphs(), waiting)
+    return Rehearsal(rank, seconds, steps, replay.replayed, dict(replay.synthesised), graphs(), waiting)
 
 
 def machine(here: Device, step_s: float, local_world: int, health: tuple[Gpu, ...] = ()) -> Machine:
@@ -92,7 +92,7 @@ class FirstStep:
     def begin_step(self) -> None:
         """It begins, perhaps again: what switching and the state's arrival took is no part of it."""
         if self._before is None:
-            self._before = _Before(_graphs(), self._here.taken())
+            self._before = _Before(graphs(), self._here.taken())
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Call a collective."""
@@ -104,7 +104,7 @@ class FirstStep:
         """What was cold, by kind; kinds that were not are left out."""
         assert self._before is not None
         found = {
-            "compiled graphs": _graphs() - self._before.graphs,
+            "compiled graphs": graphs() - self._before.graphs,
             "MB of memory": (self._here.taken() - self._before.memory) // _MB,
             **{f"collective {name}": 1 for name in self._new},
         }
@@ -123,7 +123,7 @@ def _driver() -> str:
     return found.group() if found else ""
 
 
-def _graphs() -> int:
+def graphs() -> int:
     """How many graphs torch.compile has made in this process."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0

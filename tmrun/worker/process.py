@@ -26,12 +26,14 @@ from tmrun.worker.gpu_health import Probe
 from tmrun.worker.identity import Identity
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live
+from tmrun.worker.neighbours import Neighbours
 from tmrun.worker.pace import Pace
 from tmrun.worker.priority import Priority
 from tmrun.worker.pulse import Pulse
 from tmrun.worker.record import Recorder, Replay
 from tmrun.worker.snapshot import Snapshots
 from tmrun.worker.state import State
+from tmrun.worker.tour import Tour
 from tmrun.worker.transfer import UnderWay
 
 SETTLED_STEPS = 3
@@ -112,12 +114,18 @@ class Process:
     """Of the GPU, once the loop began on one."""
     warmed: set[str] = field(default_factory=set)
     """Backends whose first use this process has behind it."""
+    neighbours: Neighbours | None = None
+    """The other standby processes of this node."""
+    inside: dict[str, int] = field(default_factory=dict)
+    """MB/s between them, by backend."""
     replay: Replay | None = None
     """While rehearsing."""
     snapshots: Snapshots = field(init=False)
+    tour: Tour = field(init=False)
 
     def __post_init__(self) -> None:
         self.snapshots = Snapshots(self.live.new_store)
+        self.tour = Tour(self.who.rank, self.live.new_store)
 
     @property
     def rank(self) -> int:

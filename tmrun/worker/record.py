@@ -13,7 +13,7 @@ same calls under the same names, though its groups are others. Every rehearsed s
                 over NCCL, a coalesced reduction), for their outputs come when nobody listens: synthesised (``sandbox``)
 
 After the first step the recorder is gone. Tapes go to the job's store: those of the ranks that standbys rehearse first, and for each role
-(ranks whose state looks alike) the one of the first rank that finds the role's key free.
+(ranks whose state looks alike) the one of the first rank that finds the role's key free. Every rank says which role it has.
 May not know: migrations, what a script does with a value.
 """
 
@@ -26,6 +26,7 @@ import inspect
 import math
 import os
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -187,6 +188,8 @@ class Replay:
         self._tape: Tape = {}
         self._names = _Names()
         self.replayed = 0
+        self.waited_s = 0.0
+        """For the tape."""
         self.synthesised: Counter[str] = Counter()
         """Calls that no recorded value answered, by collective."""
         self.called: set[str] = set()
@@ -209,8 +212,9 @@ class Replay:
         if found is None:
             return result
         if self._fetch is not None:
-            fetch, self._fetch = self._fetch, None
+            fetch, self._fetch, began = self._fetch, None, time.monotonic()
             self._tape = fetch() or {}
+            self.waited_s = time.monotonic() - began
         outputs, group = found
         encoded = self._tape.get(self._names.next(name_of(call), group))
         if encoded is not None and _put(outputs, values.decode(encoded)):
@@ -334,20 +338,20 @@ def _write(store: AgentStore, prefix: str, rank: int, role: str, tape: Tape) -> 
         for number, chunk in enumerate(chunks):
             store.set(f"{prefix}/tape/{name}/{number}", chunk)
         store.set(f"{prefix}/chunks/{name}", str(len(chunks)))
-    store.set(f"{prefix}/of/{rank}", name)
+    store.set(f"{prefix}/of/{rank}", f"{name} {role}")
 
 
 def fetch(open_store: Callable[[], AgentStore], generation: int, rank: int) -> Tape | None:
     """The tape of a rank's role. Waits TMRUN_RECORD_WAIT_S for it (0 if unset); None when there is none."""
     if not largest():
         return None
-    patience = timedelta(seconds=float(os.environ.get(wire.ENV_RECORD_WAIT, "0")))
+    patience = timedelta(seconds=patience_s())
     prefix = f"record/{generation}"
     store = open_store()
     try:
         if not _there(store, f"{prefix}/of/{rank}", patience):
             return None
-        name = store.get(f"{prefix}/of/{rank}").decode()
+        name, _ = store.get(f"{prefix}/of/{rank}").decode().split()
         if not _there(store, f"{prefix}/chunks/{name}", patience):
             return None
         count = int(store.get(f"{prefix}/chunks/{name}"))
@@ -357,6 +361,17 @@ def fetch(open_store: Callable[[], AgentStore], generation: int, rank: int) -> T
         return None
     finally:
         store.dispose()
+
+
+def role_in(store: AgentStore, generation: int, rank: int) -> str:
+    """The role that a rank turned out to have; empty while it is not known. Does not wait. Raises DistStoreError."""
+    key = f"record/{generation}/of/{rank}"
+    return store.get(key).decode().split()[1] if store.check([key]) else ""
+
+
+def patience_s() -> float:
+    """How long a rehearsal may wait for what live ranks write down."""
+    return float(os.environ.get(wire.ENV_RECORD_WAIT, "0"))
 
 
 def _there(store: AgentStore, key: str, patience: timedelta) -> bool:

@@ -46,6 +46,7 @@ from tmrun.beacon import ENV_BEACON
 from tmrun.core.errors import WorkerError
 from tmrun.core.watchdog import Place
 from tmrun.worker import (
+    compiled,
     coverage,
     device,
     faults,
@@ -69,8 +70,9 @@ from tmrun.worker.comm import Making
 from tmrun.worker.comm_gloo import BUILD_TIMEOUT
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live, Made
+from tmrun.worker.neighbours import from_environment as neighbours_of
 from tmrun.worker.output import Redirection
-from tmrun.worker.process import SETTLED_STEPS, Phase, Process, StepLost, VoteBroken
+from tmrun.worker.process import SETTLED_STEPS, Phase, Process, SoftRestart, StepLost, VoteBroken
 from tmrun.worker.state import Snapshot
 from tmrun.worker.tail import Tail, half_step
 
@@ -104,7 +106,8 @@ class _InStep:
 def from_environment() -> Runtime:
     """The runtime of a process that an agent spawned."""
     who = identity.from_environment()
-    return Runtime(Process(who, Link(who.socket, who.local_rank), Live(who), who.standby, pulse.from_environment()))
+    neighbours = neighbours_of(who) if who.standby else None
+    return Runtime(Process(who, Link(who.socket, who.local_rank), Live(who), who.standby, pulse.from_environment(), neighbours=neighbours))
 
 
 class Runtime:
@@ -154,6 +157,8 @@ class Runtime:
         self._prepare_tape()
         self._process.pulse.start(os.environ.get(ENV_BEACON))
         self._process.link.start(partial(mail.deliver, self._process))
+        if compiled.shared():
+            compiled.take(self._process.live.new_store)
 
     def _prepare_tape(self) -> None:
         process, who = self._process, self._process.who
@@ -166,6 +171,8 @@ class Runtime:
     def become(self, rank: int) -> None:
         """Soft restart: forget the rehearsed run, keep the warm process."""
         self._process.who.become(rank)
+        self._process.pulse.at(Place.BOOT)
+        compiled.forget()
         if dist.is_initialized():
             dist.destroy_process_group()
         c10d._world.group_count = 0
@@ -174,6 +181,18 @@ class Runtime:
         self._process.snapshots.stop()
         self._process.phase, self._open, self._started = Phase.BOOT, None, time.monotonic()
         self._prepare_tape()
+
+    def way_back(self) -> int | None:
+        """The script ended by itself. As which rank it is to run again, if it only rehearsed another role."""
+        return self._process.tour.way_back(self.rank) if self.sandboxed else None
+
+    def _answer_call(self) -> None:
+        """A rehearsal of another rank is given up for the rank that this process is called for."""
+        process = self._process
+        if process.tour.told and process.board.newest is not None:
+            process.priority.restore()
+        if (rank := process.tour.called(process.board, process.rank)) is not None:
+            raise SoftRestart(rank)
 
     # -- what interceptions report --------------------------------------------------------------------------------------------------
     def open_base_store(self) -> Store:
@@ -314,6 +333,7 @@ class Runtime:
         check_first(self._entered, int(step))
         self._entered, self._next = True, int(step) + 1
         if self.sandboxed:
+            self._answer_call()
             self._process.state.gradients.begin()
         snapshot = None if self.sandboxed else self._process.state.snapshot()
         self._open = _InStep(int(step), snapshot, self._process.live.groups.names)
@@ -402,6 +422,8 @@ class Runtime:
             epoch, redo_s, pause_s = resumed
             process.link.send(wire.Resumed(epoch, number, redo_s, pause_s, cold))
         if process.counters.done == _MEASURED_STEPS:
+            if compiled.shared():
+                compiled.give(process.live.new_store, record.role_of(process.state.layout()))
             process.link.send(
                 wire.Measured(coverage.machine(process.live.device, process.pace.step_s, process.who.local_world, process.gpus(0)))
             )
@@ -530,6 +552,7 @@ class Runtime:
         if tail is not None:
             tail.skip(args, kwargs)
         if self._process.replay is not None:
+            self._answer_call()
             return self._process.replay.run(original, stand_in, args, kwargs)
         return (stand_in or original)(*args, **kwargs)
 
@@ -546,6 +569,7 @@ class Runtime:
         """A functional collective of the script, or of DTensor."""
         process = self._process
         if process.replay is not None:
+            self._answer_call()
             return process.replay.run(original, None, args, kwargs)
         if self._open is None or self._open.tail is None:
             return self._heard(original, args, kwargs)

@@ -1,4 +1,4 @@
-"""A process without a rank: it rehearsed one, waits parked, and takes a rank over.
+"""A process without a rank: it rehearsed one, then those of other roles (``tour``), waits parked, and takes a rank over.
 
     parked --Prepare(my rank)--> building --> Prepared --Commit--> groups installed --> state received --> live, at ``target``
       |  ^--------------------------Abort, or a newer Prepare--'
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 from tmrun import wire
 from tmrun.core.watchdog import Place
@@ -19,7 +20,7 @@ from tmrun.worker.board import Pending
 from tmrun.worker.build import Role
 from tmrun.worker.link import fence
 from tmrun.worker.output import Redirection
-from tmrun.worker.process import SETTLED_STEPS, Counters, Process
+from tmrun.worker.process import SETTLED_STEPS, Counters, Process, SoftRestart
 
 _READING_S = 20.0
 """How long the driver may take to tell of the GPU."""
@@ -31,13 +32,22 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     assert replay is not None
     live = process.live
     comm.warm((group.kinds for group in live.groups), live.device.torch_device, process.warmed)
+    _meet_neighbours(process)
     process.state.gradients.drop_renewed()
     live.device.trim()
-    report = coverage.rehearsal(process.rank, rehearsed_s, SETTLED_STEPS, replay, live.device.memory())
-    process.link.send(
-        wire.Warm(coverage.machine(live.device, process.meter.step_s, process.who.local_world, process.gpus(_READING_S)), report)
-    )
+    tour = process.tour
+    tour.rehearsed(process.rank, rehearsed_s - replay.waited_s)
+    if process.rank == tour.home:
+        report = coverage.rehearsal(process.rank, tour.longest_s, SETTLED_STEPS, replay, live.device.memory())
+        report = replace(report, also=tour.also, inside=process.inside)
+        process.link.send(
+            wire.Warm(coverage.machine(live.device, process.meter.step_s, process.who.local_world, process.gpus(_READING_S)), report)
+        )
+        tour.told = True
     process.pulse.at(Place.PARKED)
+    if (other := tour.next(process.board, process.who)) is not None:
+        process.priority.lower()
+        raise SoftRestart(other)
     with _watched(process):
         pending, phases = _await_commit(process)
     commit = pending.commit
@@ -63,6 +73,13 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     process.pace.switched(commit.epoch, redo=False)
     process.link.send(wire.Switched(commit.epoch, commit.target, phases, received))
     return commit.target
+
+
+def _meet_neighbours(process: Process) -> None:
+    """After the first pass only: where another role takes one of them, the others need not follow."""
+    if process.neighbours is not None and not process.tour.told:
+        live = process.live
+        process.inside = process.neighbours.meet((group.kinds for group in live.groups), live.device.torch_device, live.new_store)
 
 
 def _watched(process: Process) -> AbstractContextManager[None]:
@@ -103,6 +120,7 @@ def _await_commit(process: Process) -> tuple[Pending, dict[str, float]]:
         if pending is None:
             continue
         process.priority.restore()
+        process.tour.home = pending.prepare.rank
         if pending.prepare.rank != process.rank:
             roles.take(process, pending.prepare.rank)
         process.who.generation = pending.prepare.generation
