@@ -32,7 +32,7 @@ def wait_for(what: str, condition: Callable[[], Any], deadline_s: float = DEADLI
         value = condition()
         if value:
             return value
-        time.sleep(0.1)
+        time.sleep(0.25)  # most conditions are a whole process of `tmrun status`, on cores that others need
     raise AssertionError(f"not within {deadline_s:.0f} s: {what}")
 
 

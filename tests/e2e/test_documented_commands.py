@@ -124,7 +124,7 @@ def test_the_demo(shell: Shell) -> None:
 def test_an_operators_commands(shell: Shell) -> None:
     lab = shell.lab
     port = free_port()
-    flags = ("--local-nodes", "3", "--nnodes", "2", "--nproc-per-node", "1", "--standby", "1", "--metrics", str(port))
+    flags = ("--local-nodes", "4", "--nnodes", "2", "--nproc-per-node", "1", "--standby", "2", "--metrics", str(port))
     lab.launch(*flags, script_args=("--steps", "100000"))
     try:
         lab.wait_warm()
@@ -163,7 +163,7 @@ def settle(shell: Shell) -> None:
         wanted = [n["name"] for n in nodes if n["state"] in ("drained", "cordoned", "down") or n.get("cordoned")]
         for name in wanted:
             shell.run(f"tmrun undrain {name}; tmrun uncordon {name}")
-        return not wanted and len(nodes) == 3
+        return not wanted and len(nodes) == 4
 
     wait_for("all nodes can be used", in_order)
     shell.lab.wait_warm()

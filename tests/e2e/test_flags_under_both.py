@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,12 +57,12 @@ class Seen:
     code: int
     stdout: list[str]
     stderr: list[str]
-    files: dict[str, str]
+    files: dict[str, list[str]]
 
 
 def seen(run: subprocess.CompletedProcess[str], logs: Path) -> Seen:
-    """stderr: the workers' lines only; launchers have words of their own."""
-    files = {"/".join(p.relative_to(logs).parts[1:]): p.read_text() for p in logs.rglob("*.log") if p.stat().st_size}
+    """stderr: the workers' lines only; launchers have words of their own. Lines in order, for several workers may write to one file."""
+    files = {"/".join(p.relative_to(logs).parts[1:]): sorted(p.read_text().splitlines()) for p in logs.rglob("*.log") if p.stat().st_size}
     return Seen(run.returncode, sorted(run.stdout.splitlines()), sorted(x for x in run.stderr.splitlines() if "trouble" in x), files)
 
 
@@ -71,16 +72,18 @@ def test_the_same_lines(lab: Lab, tmp_path: Path, name: str) -> None:
     script.write_text(SCRIPT)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(SCRIPT)
-    found = []
-    for launcher, module in (("theirs", "torch.distributed.run"), ("ours", "tmrun")):
+    env = lab.environment(PYTHONPATH=":".join([str(tmp_path), *sys.path[1:]]))
+
+    def run(launcher: str, module: str) -> Seen:
         logs = tmp_path / launcher
         flags = [x.format(script=script, logs=logs, port=free_port()) for x in CASES[name]]
-        env = lab.environment(PYTHONPATH=":".join([str(tmp_path), *sys.path[1:]]))
         argv = [sys.executable, "-m", module, *flags]
-        run = subprocess.run(argv, env=env, text=True, capture_output=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
-        print(run.stdout, run.stderr)
-        found.append(seen(run, logs))
-    theirs, ours = found
+        done = subprocess.run(argv, env=env, text=True, capture_output=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
+        print(done.stdout, done.stderr)
+        return seen(done, logs)
+
+    with ThreadPoolExecutor(2) as pool:
+        theirs, ours = pool.map(run, ("theirs", "ours"), ("torch.distributed.run", "tmrun"))
     assert ours == theirs
     assert theirs.code == 0
     assert theirs.stdout or theirs.files

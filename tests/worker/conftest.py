@@ -43,11 +43,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Path],
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+def cluster(tmp_path: Path, nursery: Nursery) -> Iterator[Callable[..., Cluster]]:
+    """Makes clusters of forked processes; ``fresh``: of processes that import everything themselves, and have a hash seed of their own."""
     made: list[Cluster] = []
 
-    def make(world: int, script: Path = SCRIPT, **environment: str) -> Cluster:
+    def make(world: int, script: Path = SCRIPT, *, fresh: bool = False, **environment: str) -> Cluster:
         made.append(Cluster(tmp_path, world, ["--steps", str(STEPS)], environment, script))
+        made[-1].nursery = None if fresh else nursery
         return made[-1]
 
     yield make

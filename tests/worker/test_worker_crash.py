@@ -21,7 +21,7 @@ COUNTED = ("after_vote", "in_optimizer")
 @pytest.mark.parametrize("point", [*REDONE, *COUNTED])
 @pytest.mark.parametrize("world", [2, 4])
 def test_killed(cluster: Make, same: Same, world: int, point: str) -> None:
-    job = cluster(world, TMRUN_TEST_KILL=f"1:{STEP}:{point}")
+    job = cluster(world, fresh=world == 2 and point in ("backward", "after_vote"), TMRUN_TEST_KILL=f"1:{STEP}:{point}")
     joiner = job.standby(1)
     job.start(at_once=True)
     before = {r: w.pid for r, w in job.ranks.items()}

@@ -16,7 +16,7 @@ Same = Callable[..., None]
 
 @pytest.mark.parametrize(("world", "rank"), [(2, 1), (2, 0), (4, 2)])
 def test_drain(cluster: Make, same: Same, world: int, rank: int) -> None:
-    job = cluster(world)
+    job = cluster(world, fresh=(world, rank) == (2, 1))
     joiner = job.standby(rank)
     job.start()
     before = {r: w.pid for r, w in job.ranks.items()}
@@ -103,7 +103,7 @@ def test_aborted_while_the_others_wait_for_the_joiner(cluster: Make, same: Same)
 
 
 def test_before_the_loop_it_is_refused(cluster: Make) -> None:
-    job = cluster(2)
+    job = cluster(2, fresh=True)  # a forked one would soon be in the loop
     job.start()
     channel = job.ranks[0].channel
     channel.send(wire.Prepare(1, wire.Kind.DRAIN, 2, (1,), 0, 1))

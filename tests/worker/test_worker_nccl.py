@@ -529,12 +529,11 @@ def assert_frees_before_use(
 
 
 @pytest.mark.parametrize(("backend", "how"), [pytest.param("cpu:nccl", "shim", marks=needs_shim), (BOTH, "slot")])
-def test_training_is_bitwise_the_same(cluster: Make, same: Same, nursery: Nursery, tmp_path: Path, backend: str, how: str) -> None:
+def test_training_is_bitwise_the_same(cluster: Make, same: Same, tmp_path: Path, backend: str, how: str) -> None:
     """With the state moved over NCCL where that reaches the tensors: a communicator for a drain, the new world after a crash."""
     environment = {"TEST_BACKEND": backend, "TMRUN_SWITCH": how, "TEST_PACE_S": "0.05", "TMRUN_TEST_KILL": "0:14:backward"}
     (log := tmp_path / "nccl").mkdir()
     job = cluster(2, **environment, TEST_NCCL_LOG=str(log))
-    job.nursery = nursery
     drained, healed = job.standby(1), job.standby(0)
     job.start()
     job.reach(4)

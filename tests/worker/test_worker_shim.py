@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cluster import SCRIPT, Cluster
-from nursery import Nursery
+from cluster import Cluster
 
 from tmrun.cli import switch
 from tmrun.core.errors import WorkerError
@@ -29,16 +28,6 @@ STEP = 6
 HSDP = Path(__file__).with_name("hsdp.py")
 REAL = shim_cache.path()
 needs_shim = pytest.mark.skipif(shim.load() is None, reason="run `python -m tmrun.worker.shim` first")
-
-
-@pytest.fixture
-def cluster(cluster: Make, nursery: Nursery) -> Make:
-    def make(world: int, script: Path = SCRIPT, **environment: str) -> Cluster:
-        job = cluster(world, script, **environment)
-        job.nursery = nursery
-        return job
-
-    return make
 
 
 @needs_shim
