@@ -132,7 +132,7 @@ def until_entered(cluster: Any, rank: int, standby: Callable[[], Any]) -> float:
 def other_roles(args: argparse.Namespace) -> str:
     """Markdown table: a standby of stage 1 is needed as stage 0."""
     rows = []
-    for name, wait_s in (("never rehearsed", ""), ("rehearsed beside its own", "60")):
+    for name, wait_s in (("never rehearsed", ""), ("rehearsed beside its own", "300")):
         rows.append((name, [until_other_role(wait_s) for _ in range(args.repeats)]))
         print(f"{name}: {rows[-1][1]}", file=sys.stderr, flush=True)
     lines = ["| the other stage, compiled | seconds, median | of |", "|---|---|---|"]
@@ -147,8 +147,8 @@ def until_other_role(wait_s: str) -> float:
     from tmrun import wire
 
     with tempfile.TemporaryDirectory(prefix="tmrun-standby-") as folder:
-        environment = {"TEST_MODE": "pp", "TEST_UNEVEN": "1", "TEST_COMPILE": "1", "TEST_PACE_S": "1", "LOCAL_WORLD_SIZE": "1"}
-        cluster = Cluster(Path(folder), 2, ["--steps", "200"], {**environment, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/live"}, SCRIPT)
+        environment = {"TEST_MODE": "pp", "TEST_UNEVEN": "1", "TEST_COMPILE": "1", "TEST_PACE_S": "0.1", "LOCAL_WORLD_SIZE": "1"}
+        cluster = Cluster(Path(folder), 2, ["--steps", "3000"], {**environment, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/live"}, SCRIPT)
         more = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/own", **({"TMRUN_RECORD_WAIT_S": wait_s} if wait_s else {})}
         try:
             standby = cluster.standby(1, **more)

@@ -22,7 +22,11 @@ def own(folder: Path) -> dict[str, str]:
     compiler = folder / "g++"
     compiler.write_text(f'#!/bin/sh\necho "$@" >> {folder}/log\nexec {shutil.which("g++")} "$@"\n')
     compiler.chmod(0o755)
-    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "PATH": f"{folder}:{os.environ['PATH']}"}
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+        "PATH": f"{folder}:{os.environ['PATH']}",
+    }
 
 
 def kernels(folder: Path) -> int:

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from cluster import Cluster
-from nursery import Nursery
 
 from tmrun.worker import comm, coverage, device, live, shim
 from tmrun.worker.groups import Group
@@ -192,17 +191,16 @@ def test_what_was_given_back_and_taken_anew_counts_again(monkeypatch: pytest.Mon
 
 
 def test_a_standby_says_what_it_waits_with() -> None:
-    report = coverage.rehearsal(2, 1.0, 3, Replay(lambda: None), device.Memory(900, 1000, 1600))
+    report = coverage.rehearsal(2, 1.0, 3, Replay(lambda: None), coverage.Meter(), device.Memory(900, 1000, 1600))
     assert report.waiting_mb == {"tensors": 900, "kept": 1000, "device": 1600}
-    assert coverage.rehearsal(2, 1.0, 3, Replay(lambda: None), device.Cpu().memory()).waiting_mb == {}
+    assert coverage.rehearsal(2, 1.0, 3, Replay(lambda: None), coverage.Meter(), device.Cpu().memory()).waiting_mb == {}
 
 
 @pytest.mark.parametrize("how", ["slot", pytest.param("shim", marks=pytest.mark.skipif(shim.load() is None, reason="not built"))])
-def test_garbage_that_says_nothing_reaches_no_parameter(cluster: Make, same: Same, nursery: Nursery, how: str) -> None:
+def test_garbage_that_says_nothing_reaches_no_parameter(cluster: Make, same: Same, how: str) -> None:
     """Rank 1 dies right after it voted, while rank 0's reduction may still run; then a death in the middle, told by an error or not."""
     environment = {"TMRUN_SWITCH": how, "TEST_LAG_S": "0.2", "TMRUN_TEST_KILL": "1:6:after_vote,0:12:backward"}
     job = cluster(2, QUEUED, **environment, **({"TEST_LOUD": "1", "STAND_IN": "cpu:nccl"} if how == "shim" else {}))
-    job.nursery = nursery
     first, second = job.standby(1), job.standby(0)
     job.start()
     job.died(1)

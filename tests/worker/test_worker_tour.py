@@ -187,7 +187,7 @@ def test_with_other_roles_unwanted_it_stays(monkeypatch: pytest.MonkeyPatch) -> 
     assert following(Roles(THREE), 6) == [6]
 
 
-@pytest.mark.parametrize("answer", ["none", "park", "call", "abort"])
+@pytest.mark.parametrize("answer", ["none", "swallow", "park", "call", "abort"])
 def test_who_does_not_come_when_called_ends(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     """The job takes another standby then, instead of waiting."""
     ended: list[str] = []
@@ -196,22 +196,33 @@ def test_who_does_not_come_when_called_ends(monkeypatch: pytest.MonkeyPatch, ans
     tour, board = Tour(6, lambda: Roles(THREE)), posted(2)  # type: ignore[arg-type, return-value]
     pending = board.newest
     assert pending is not None
-    tour.expect(pending)  # it is not known to be warm yet: nobody counts on it
-    tour.told, tour.away = True, True
     before = threading.active_count()
-    tour.expect(pending)
+    tour.begin(0)
+    tour.expect(pending, 0)  # it is not known to be warm yet: nobody counts on it
+    tour.told = True
+    for asked_for in (6, 2):
+        tour.begin(asked_for)
+        tour.expect(pending, asked_for)  # its own rank, or the one that it is called for: this is waited for
+        if asked_for == 2:
+            tour.begin(6)
+    assert threading.active_count() == before
+    tour.begin(0)
+    tour.expect(pending, 0)
     assert threading.active_count() == before + 1
     if answer == "park":
         tour.rehearsed(0, 1.0)
     elif answer == "call":
         assert tour.called(board, 0) == 2
+        tour.begin(2)
+    elif answer == "swallow":
+        assert tour.called(board, 0) == 2  # and the script catches what is raised
     elif answer == "abort":
         board.decide(wire.Abort(1, "off"))
     end = time.monotonic() + DEADLINE_S
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     told = "it is needed as rank 2, and for 0.1 s has not come back from rehearsing another role"
-    assert ended == ([told] if answer == "none" else [])
+    assert ended == ([told] if answer in ("none", "swallow") else [])
 
 
 def test_the_way_back() -> None:

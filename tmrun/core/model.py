@@ -230,11 +230,11 @@ class Machine:
 class Rehearsal:
     """What a worker's rehearsal warmed; of a node, of its last worker to be warm.
 
-    ``rank``: the one that was rehearsed. ``replayed``: collectives that were given what the live ranks recorded; ``synthesised``:
-    collective -> calls that were given made-up values. ``compiled``: graphs that torch.compile made. ``waiting_mb``: what it takes of its
-    device while it waits: in tensors, kept by torch (them included), on the whole device; empty without one. ``also``: ranks of other roles
-    that it has rehearsed too. ``inside``: backend and device -> MB/s that the node's workers reached when they summed up a tensor; empty
-    for a single one.
+    ``rank``: the one that was rehearsed. ``seconds``: of the longest pass, if it rehearsed more than one. ``replayed``: collectives that
+    were given what the live ranks recorded; ``synthesised``: collective -> calls that were given made-up values. ``compiled``: graphs that
+    torch.compile made. ``waiting_mb``: what it takes of its device while it waits: in tensors, kept by torch (them included), on the whole
+    device; empty without one. ``also``: ranks of other roles that it has rehearsed too. ``inside``: backend and device -> MB/s that the
+    node's workers reached when they summed up a tensor; empty for a single one.
     """
 
     rank: int

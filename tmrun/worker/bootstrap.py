@@ -147,7 +147,7 @@ def _run(target: str, rest: list[str], as_module: bool) -> tuple[int, int | None
     except BaseException as error:
         if (rank := getattr(error, "tmrun_restart_as", None)) is not None:
             return 0, rank
-        if (rank := _way_back()) is not None:
+        if not isinstance(error, KeyboardInterrupt) and (rank := _way_back()) is not None:
             sys.excepthook(type(error), error, error.__traceback__)
             return 0, rank
         error.__traceback__ = _of_the_script(error.__traceback__)
@@ -155,7 +155,7 @@ def _run(target: str, rest: list[str], as_module: bool) -> tuple[int, int | None
         sys.excepthook(type(error), error, error.__traceback__)
         _explain(error)
         return _code_for(error), None
-    return code, _way_back()
+    return code, _way_back() if code <= 128 else None  # more: a signal, by a handler of the script
 
 
 def _way_back() -> int | None:

@@ -3,8 +3,9 @@
 With TMRUN_SHARE_COMPILED=1 only: this is code (torch's cache artefacts are pickles), and it travels in the job's store, so whoever can
 write there could run anything in a worker. A live rank writes its share when it has settled: torch's own artefacts
 (``torch.compiler.save_cache_artifacts``: graphs, kernels of Triton, choices of autotuning) and, which those leave out, the libraries made
-for the CPU that this process has loaded from Inductor's folder. A worker puts all there is into its own caches before its script runs.
-Only between processes that say the same of themselves (``likeness``): compiled code fits one kind of machine. One rank of each role writes.
+for the CPU that this process has loaded from Inductor's folder, and those by which Inductor finds out what the CPU can do. A worker puts
+all there is into its own caches before its script runs. Only between processes that say the same of themselves (``likeness``): compiled
+code fits one kind of machine. One rank of each role writes.
 May not know: who compiles what, or whether a cache is used.
 """
 
@@ -37,6 +38,8 @@ _LARGEST = 1 << 30
 _CHUNK = 512 << 10
 _LIBRARY = re.compile(r"[a-z0-9]{2}/[A-Za-z0-9_.]+\.so")
 _PREFIX = "compiled"
+_ENV_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_PROBES = 64
 
 
 def shared() -> bool:
@@ -103,8 +106,14 @@ def _share() -> bytes:
 
     with compile_lock:  # else lists change under torch while it reads them
         saved = torch.compiler.save_cache_artifacts()
-    libraries = {str(path.relative_to(_folder())): path.read_bytes() for path in loaded()}
+    libraries = {str(path.relative_to(_folder())): path.read_bytes() for path in {*loaded(), *probes()}}
     return zlib.compress(values.encode({"artefacts": saved[0] if saved else b"", "libraries": libraries}), 1)
+
+
+def probes() -> list[Path]:
+    """What Inductor compiled to find out what this CPU can do: a host without them compiles them first."""
+    found = [path for path in _folder().glob("[a-z0-9][a-z0-9]/*.so") if not path.name.endswith(".main.so")]
+    return sorted(found, key=lambda path: path.stat().st_mtime)[-_PROBES:]
 
 
 def loaded() -> list[Path]:
@@ -118,7 +127,10 @@ def loaded() -> list[Path]:
 def _folder() -> Path:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    return Path(cache_dir()).resolve()
+    before, folder = os.environ.get(_ENV_FOLDER), Path(cache_dir()).resolve()
+    if before is None:  # the script may still choose
+        os.environ.pop(_ENV_FOLDER, None)
+    return folder
 
 
 # -- taking -------------------------------------------------------------------------------------------------------------------------
@@ -138,7 +150,10 @@ def take(open_store: Callable[[], AgentStore]) -> int:
 def forget() -> None:
     """Before the script runs again: what torch learned of its shapes would make it compile other code than a new process does."""
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+        try:
+            torch.compiler.reset()
+        except Exception as error:  # a thread of the script compiles just now
+            print(f"tmrun: torch.compile keeps what it learned: {error}", file=sys.stderr, flush=True)
 
 
 def _read(store: AgentStore, prefix: str) -> list[dict[str, Any]]:

@@ -28,11 +28,12 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Meter:
-    """Times rehearsed steps, by the device's clock."""
+    """Times rehearsed steps, by the device's clock, and counts what is compiled."""
 
     def __init__(self) -> None:
         self._steps: list[float] = []
         self._began = 0.0
+        self._graphs = graphs()
 
     def begin(self, here: Device) -> None:
         """A step begins."""
@@ -43,15 +44,20 @@ class Meter:
         self._steps.append(here.clock() - self._began)
 
     @property
+    def compiled(self) -> int:
+        """Graphs, since this was made."""
+        return graphs() - self._graphs
+
+    @property
     def step_s(self) -> float:
         """Median, without the first, in which everything is made; 0 if there was no other."""
         return statistics.median(self._steps[1:]) if self._steps[1:] else 0.0
 
 
-def rehearsal(rank: int, seconds: float, steps: int, replay: Replay, memory: Memory | None) -> Rehearsal:
+def rehearsal(rank: int, seconds: float, steps: int, replay: Replay, meter: Meter, memory: Memory | None) -> Rehearsal:
     """The report of a rehearsal that is over. ``memory``: what the process waits with."""
     waiting = {"tensors": memory.allocated_mb, "kept": memory.reserved_mb, "device": memory.device_mb} if memory else {}
-    return Rehearsal(rank, seconds, steps, replay.replayed, dict(replay.synthesised), graphs(), waiting)
+    return Rehearsal(rank, seconds, steps, replay.replayed, dict(replay.synthesised), meter.compiled, waiting)
 
 
 def machine(here: Device, step_s: float, local_world: int, health: tuple[Gpu, ...] = ()) -> Machine:

@@ -47,7 +47,7 @@ def _on_prepare(process: Process, pending: Pending) -> None:
     newest = process.board.newest
     if process.sandboxed and (newest is None or newest.commit is None):
         process.board.post(pending)
-        process.tour.expect(pending)
+        process.tour.expect(pending, process.rank)
         return
     reason = _unfit(process, pending)
     if reason is not None:

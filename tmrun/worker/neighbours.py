@@ -2,8 +2,9 @@
 communicator between processes, its transports and kernels), and a node on which they do not work is found before it is needed.
 
 When the steps of a rehearsal are over, all of the node's processes enter, each when it gets there. They build a communicator of each
-backend that groups of all of them use, run collectives on known values, compare what came out, and close it. The rehearsed steps themselves
-wait for nobody: what neighbours would say there is on the tapes (``record``), and one that fails cannot hang the others in the script.
+backend that groups of all of them use, run collectives on known values, compare what came out, and close it. (A store that is away just
+while they build costs the rehearsal.) The rehearsed steps themselves wait for nobody: what neighbours would say there is on the tapes
+(``record``), and one that fails cannot hang the others in the script.
 May not know: the script's groups, beyond the backends they use.
 """
 
@@ -84,7 +85,9 @@ class Neighbours:
         try:
             backend, connection = kind.build(store, self.index, self.count, _TIMEOUT, Like(device))
             try:
-                return self._talk(backend, device)
+                speed = self._talk(backend, device)
+                self._leave(store)
+                return speed
             finally:
                 connection.vacate()
                 connection.close()
@@ -95,10 +98,15 @@ class Neighbours:
         finally:
             late.cancel()
 
+    def _leave(self, store: Store) -> None:
+        """Together: who takes its memory back may have sent what another has not received yet."""
+        store.set(f"out/{self.index}", "1")
+        store.wait([f"out/{index}" for index in range(self.count)], _TIMEOUT)
+
     def _talk(self, backend: Any, device: torch.device) -> int:
         """Run each kind once, the first one twice; raises RuntimeError when a value is not what it has to be."""
         count, part = self.count, _NUMBERS // self.count
-        whole, share = (torch.empty(n, device=device) for n in (part * count, part))
+        whole, share = (torch.empty(n, dtype=torch.float32, device=device) for n in (part * count, part))
         everybody = count * (count + 1) // 2
         for _ in range(2):
             whole.fill_(self.index + 1)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
@@ -171,6 +172,7 @@ class Runtime:
     def become(self, rank: int) -> None:
         """Soft restart: forget the rehearsed run, keep the warm process."""
         self._process.who.become(rank)
+        self._process.tour.begin(rank)
         self._process.pulse.at(Place.BOOT)
         compiled.forget()
         if dist.is_initialized():
@@ -187,8 +189,10 @@ class Runtime:
         return self._process.tour.way_back(self.rank) if self.sandboxed else None
 
     def _answer_call(self) -> None:
-        """A rehearsal of another rank is given up for the rank that this process is called for."""
+        """A rehearsal of another rank is given up for the rank that this process is called for; a thread of the script's own cannot."""
         process = self._process
+        if threading.current_thread() is not threading.main_thread():
+            return
         if process.tour.told and process.board.newest is not None:
             process.priority.restore()
         if (rank := process.tour.called(process.board, process.rank)) is not None:

@@ -38,7 +38,7 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     tour = process.tour
     tour.rehearsed(process.rank, rehearsed_s - replay.waited_s)
     if process.rank == tour.home:
-        report = coverage.rehearsal(process.rank, tour.longest_s, SETTLED_STEPS, replay, live.device.memory())
+        report = coverage.rehearsal(process.rank, tour.longest_s, SETTLED_STEPS, replay, process.meter, live.device.memory())
         report = replace(report, also=tour.also, inside=process.inside)
         process.link.send(
             wire.Warm(coverage.machine(live.device, process.meter.step_s, process.who.local_world, process.gpus(_READING_S)), report)

@@ -45,7 +45,7 @@ class Tour:
     told: bool = False
     """The agent knows that it is warm, so it may be called."""
     away: bool = False
-    """A pass is under way that nobody asked for."""
+    """A pass as another rank than ``home`` is under way."""
     longest_s: float = 0.0
     _rehearsed: set[int] = field(default_factory=set)
     _tried: set[int] = field(default_factory=set)
@@ -54,6 +54,10 @@ class Tour:
     def also(self) -> tuple[int, ...]:
         """Ranks that were rehearsed, beside ``home``."""
         return tuple(sorted(self._rehearsed - {self.home}))
+
+    def begin(self, rank: int) -> None:
+        """The script runs again, as ``rank``."""
+        self.away = self.told and rank != self.home
 
     def rehearsed(self, rank: int, seconds: float) -> None:
         """A pass is over."""
@@ -67,12 +71,12 @@ class Tour:
         newest = board.newest if self.told else None
         if newest is None or newest.prepare.rank == rank:
             return None
-        self.home, self.away = newest.prepare.rank, False
+        self.home = newest.prepare.rank
         return self.home
 
-    def expect(self, pending: Pending) -> None:
-        """Somebody calls: end this process if it goes on with a pass that nobody asked for."""
-        if self.told and self.away:
+    def expect(self, pending: Pending, rank: int) -> None:
+        """Somebody calls while ``rank`` is rehearsed: end this process if it goes on with that, and it is not what they want."""
+        if self.away and pending.prepare.rank != rank:
             patience_s = _SHARE * (record.patience_s() or _PATIENCE_S)
             timer = threading.Timer(patience_s, self._give_up, [pending, patience_s])
             timer.daemon = True
@@ -85,16 +89,12 @@ class Tour:
     def way_back(self, rank: int) -> int | None:
         """The rank to run the script as, when it ended by itself as ``rank``; None: that is its end."""
         self._tried.add(rank)
-        self.away = False
         return self.home if self.told and rank != self.home else None
 
     def next(self, board: Board, who: Identity) -> int | None:
         """The rank to rehearse now; None: stay as it is. Waits until roles are known, or somebody calls."""
-        rank = None if board.newest is not None else self._next(board, who)
-        self.away = rank is not None
-        return rank
-
-    def _next(self, board: Board, who: Identity) -> int | None:
+        if board.newest is not None:
+            return None
         patience_s = record.patience_s()
         only_own = os.environ.get(wire.ENV_ROLES) == "0" or not record.largest()
         if only_own or self.longest_s > _SHARE * (patience_s or _PATIENCE_S):
