@@ -84,16 +84,13 @@ def until_ready(mode: str, args: argparse.Namespace, nursery: Any, cache: str) -
         cluster = Cluster(Path(folder), 2, flags, environment, PACED)
         cluster.nursery = nursery if mode == "imported" else None
         try:
-            rehearsed = "rehearsed" in mode
-            began = time.monotonic()
-            worker = cluster.standby(0 if "another" in mode else RANK)
-            if rehearsed:
+            if "rehearsed" in mode:
+                worker = cluster.standby(0 if "another" in mode else RANK)
                 cluster.agent.wait(lambda: any(isinstance(m, wire.Warm) for m in worker.channel.messages), PATIENCE_S, "warm")
                 time.sleep(0.5)
-                began = time.monotonic()
-            worker.channel.send(wire.Prepare(1, wire.Kind.FAILURE, 2, (RANK,), RANK, 1))
-            cluster.agent.wait(lambda: "m1/entered" in cluster.agent._store, PATIENCE_S, f"{mode}: ready")
-            took = time.monotonic() - began
+                took = until_entered(cluster, RANK, lambda: worker)
+            else:
+                took = until_entered(cluster, RANK, lambda: cluster.standby(RANK))
         finally:
             cluster.close()
     print(f"{mode}: {took:.2f} s", file=sys.stderr, flush=True)
@@ -110,7 +107,9 @@ def until_given(args: argparse.Namespace, cache: str) -> float:
         cluster = Cluster(Path(folder), 2, flags, environment, PACED)
         try:
             cluster.start(at_once=True)
-            cluster.agent.wait(lambda: any(key.endswith("/shares") for key in cluster.agent._store), PATIENCE_S, "shared")
+            cluster.agent.wait(
+                lambda: any(k.startswith("compiled/") and k.endswith("/chunks") for k in cluster.agent._store), PATIENCE_S, "shared"
+            )
             time.sleep(2)
             took = until_entered(cluster, RANK, lambda: cluster.standby(RANK, TORCHINDUCTOR_CACHE_DIR=f"{folder}/own"))
         finally:

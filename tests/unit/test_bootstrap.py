@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tmrun_agent.processes import _BOOTSTRAP
@@ -144,6 +145,20 @@ def test_an_interpreter_that_is_a_process_below_the_one_that_was_started(tmp_pat
     assert (gone.returncode, gone.stdout) == (1, "")
 
 
+def taking_part(monkeypatch: pytest.MonkeyPatch) -> tuple[Warm, list[Any]]:
+    """This process becomes a worker that is activated; and what its scripts find as ``seen``."""
+    warm, seen = Warm(), list[Any]()
+    monkeypatch.setattr(builtins, "seen", seen, raising=False)
+    monkeypatch.setattr(bootstrap, "die_with_parent", lambda: None)
+    monkeypatch.setattr(HOLDER, "runtime", warm)
+    monkeypatch.setattr(bootstrap, "_end", sys.exit)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setenv("TMRUN_WORKER_PID", "")
+    return warm, seen
+
+
 def test_a_script_that_changed_its_folder_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to name it are relative to where it was started."""
     (tmp_path / "script.py").write_text(
@@ -153,15 +168,7 @@ def test_a_script_that_changed_its_folder_is_run_again(tmp_path: Path, monkeypat
         "os.chdir('/')\n"
         "raise Again() if len(seen) == 1 else SystemExit(3)\n"
     )
-    warm, seen = Warm(), []
-    monkeypatch.setattr(builtins, "seen", seen, raising=False)
-    monkeypatch.setattr(bootstrap, "die_with_parent", lambda: None)
-    monkeypatch.setattr(HOLDER, "runtime", warm)
-    monkeypatch.setattr(bootstrap, "_end", sys.exit)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    monkeypatch.setenv("TMRUN_WORKER_PID", "")
+    warm, seen = taking_part(monkeypatch)
     for command in (["script.py", "data"], ["-m", "script", "data"]):
         monkeypatch.delitem(sys.modules, "script", raising=False)
         monkeypatch.chdir(tmp_path)
@@ -178,16 +185,8 @@ def test_a_script_that_ends_as_another_role_is_run_as_its_own(tmp_path: Path, mo
     """And leaves nothing that could be taken for the end of a rank."""
     told = tmp_path / "error.json"
     (tmp_path / "script.py").write_text(f"seen.append(1)\nif len(seen) > 1: raise SystemExit(3)\nopen({str(told)!r}, 'w').close()\n{how}\n")
-    warm, seen = Warm(), []
+    warm, _ = taking_part(monkeypatch)
     warm.homes = [4]
-    monkeypatch.setattr(builtins, "seen", seen, raising=False)
-    monkeypatch.setattr(bootstrap, "die_with_parent", lambda: None)
-    monkeypatch.setattr(HOLDER, "runtime", warm)
-    monkeypatch.setattr(bootstrap, "_end", sys.exit)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    monkeypatch.setenv("TMRUN_WORKER_PID", "")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(told))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:

@@ -39,7 +39,7 @@ def test_a_standby_on_another_host(trials: Trials, tmp_path: Path) -> None:
     job = trials.make("flat", TEST_COMPILE="1", TEST_PACE_S="0.2", TMRUN_SHARE_COMPILED="1", **own(tmp_path / "first"))
     job.nursery = None  # Inductor starts processes of its own, which a forked one cannot
     job.start(at_once=True)
-    job.agent.wait(lambda: any(key.endswith("/shares") for key in job.agent._store), DEADLINE_S, "a share")
+    job.agent.wait(lambda: any(key.startswith("compiled/") and key.endswith("/chunks") for key in job.agent._store), DEADLINE_S, "a share")
     joiner = job.standby(1, **own(tmp_path / "second"))
     assert job.expect(joiner, wire.Warm).rehearsal.compiled > 0
     assert kernels(tmp_path / "first") > kernels(tmp_path / "second") == 0
@@ -80,7 +80,6 @@ def share(number: int, libraries: dict[str, bytes], store: Store, chunk: int = 1
         store.set(f"{prefix}/{number}/{place}", part)
     store.set(f"{prefix}/{number}/chunks", str(len(chunks)))
     store.set(f"{prefix}/begun", str(number + 1))  # one more has begun, and is not complete
-    store.set(f"{prefix}/shares", str(number))
 
 
 @pytest.fixture

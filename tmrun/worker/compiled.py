@@ -19,7 +19,6 @@ import secrets
 import sys
 import tempfile
 import threading
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,13 @@ import torch
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import coverage, values
+from tmrun.worker import bulk, coverage
 from tmrun.worker.agent_store import AgentStore
 
 _MOST_BYTES = 64 << 20
 """Of all shares, compressed: the job's store keeps everything in memory, and stops at its quota."""
 _LARGEST = 1 << 30
 """Of one share when it is unpacked."""
-_CHUNK = 512 << 10
 _LIBRARY = re.compile(r"[a-z0-9]{2}/[A-Za-z0-9_.]+\.so")
 _PREFIX = "compiled"
 _ENV_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -92,12 +90,7 @@ def _write(store: AgentStore, prefix: str, role: str) -> str:
     if (size := store.add(f"{_PREFIX}/bytes", len(body))) > _MOST_BYTES:
         store.add(f"{_PREFIX}/bytes", -len(body))
         return f"not shared: {size >> 20} MB are more than {_MOST_BYTES >> 20}; let all hosts share a folder as TORCHINDUCTOR_CACHE_DIR"
-    chunks = [body[i : i + _CHUNK] for i in range(0, len(body), _CHUNK)]
-    number = store.add(f"{prefix}/begun", 1)
-    for place, chunk in enumerate(chunks):
-        store.set(f"{prefix}/{number}/{place}", chunk)
-    store.set(f"{prefix}/{number}/chunks", str(len(chunks)))
-    store.add(f"{prefix}/shares", 1)
+    bulk.put(store, f"{prefix}/{store.add(f'{prefix}/begun', 1)}", body)
     return ""
 
 
@@ -107,7 +100,7 @@ def _share() -> bytes:
     with compile_lock:  # else lists change under torch while it reads them
         saved = torch.compiler.save_cache_artifacts()
     libraries = {str(path.relative_to(_folder())): path.read_bytes() for path in {*loaded(), *probes()}}
-    return zlib.compress(values.encode({"artefacts": saved[0] if saved else b"", "libraries": libraries}), 1)
+    return bulk.pack({"artefacts": saved[0] if saved else b"", "libraries": libraries}, level=1)
 
 
 def probes() -> list[Path]:
@@ -139,7 +132,10 @@ def take(open_store: Callable[[], AgentStore]) -> int:
     try:
         store = open_store()
         try:
-            return sum(_put(share) for share in _read(store, f"{_PREFIX}/{likeness()}"))
+            shares = _read(store, f"{_PREFIX}/{likeness()}")
+            for share in shares:
+                _put(share)
+            return len(shares)
         finally:
             store.dispose()
     except Exception as error:  # whatever torch or a file system finds wrong: compiling remains
@@ -158,25 +154,18 @@ def forget() -> None:
 
 def _read(store: AgentStore, prefix: str) -> list[dict[str, Any]]:
     """Those that are complete; nothing is waited for."""
-    if not store.check([f"{prefix}/shares"]):
-        return []
-    found = []
-    for number in range(1, int(store.get(f"{prefix}/begun")) + 1):
-        if store.check([f"{prefix}/{number}/chunks"]):
-            count = int(store.get(f"{prefix}/{number}/chunks"))
-            body = b"".join(store.get(f"{prefix}/{number}/{place}") for place in range(count))
-            found.append(values.decode(zlib.decompressobj().decompress(body, _LARGEST)))
-    return found
+    begun = int(store.get(f"{prefix}/begun")) if store.check([f"{prefix}/begun"]) else 0
+    keys = [f"{prefix}/{number}" for number in range(1, begun + 1)]
+    return [bulk.get(store, key, _LARGEST) for key in keys if store.check([bulk.complete(key)])]
 
 
-def _put(share: dict[str, Any]) -> bool:
+def _put(share: dict[str, Any]) -> None:
     for name, body in share["libraries"].items():
         if not _LIBRARY.fullmatch(name):
             raise WorkerError(f"{name} is no library of Inductor's")
         _write_file(_folder() / name, body)
     if share["artefacts"]:
         torch.compiler.load_cache_artifacts(share["artefacts"])
-    return True
 
 
 def _write_file(path: Path, body: bytes) -> None:

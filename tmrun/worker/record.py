@@ -27,7 +27,6 @@ import math
 import os
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -40,7 +39,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import values
+from tmrun.worker import bulk, values
 from tmrun.worker.agent_store import AgentStore
 from tmrun.worker.state import Layout
 
@@ -50,8 +49,6 @@ _TAPE_BYTES = 2 << 20
 """Of one tape, before compression."""
 _CALLS = 10_000
 """After so many a recorder has had enough, whether a step was done or not: a script that never joins must not pay for ever."""
-_CHUNK = 512 << 10
-"""A value in the store: etcd takes requests of 1.5 MiB, and base64 adds a third."""
 
 OUTPUT_OF = {
     "all_reduce": "tensor", "reduce": "tensor", "broadcast": "tensor", "scatter": "tensor", "recv": "tensor", "irecv": "tensor",
@@ -333,11 +330,7 @@ def publish(open_store: Callable[[], AgentStore], generation: int, rank: int, ro
 def _write(store: AgentStore, prefix: str, rank: int, role: str, tape: Tape) -> None:
     name = f"rank{rank}" if os.environ.get(wire.ENV_RECORDS) == "1" else role
     if name != role or store.compare_set(f"{prefix}/by/{role}", "", str(rank)) == str(rank).encode():
-        body = zlib.compress(values.encode(tape))
-        chunks = [body[i : i + _CHUNK] for i in range(0, len(body), _CHUNK)]
-        for number, chunk in enumerate(chunks):
-            store.set(f"{prefix}/tape/{name}/{number}", chunk)
-        store.set(f"{prefix}/chunks/{name}", str(len(chunks)))
+        bulk.put(store, f"{prefix}/tape/{name}", bulk.pack(tape))
     store.set(f"{prefix}/of/{rank}", f"{name} {role}")
 
 
@@ -352,10 +345,9 @@ def fetch(open_store: Callable[[], AgentStore], generation: int, rank: int) -> T
         if not _there(store, f"{prefix}/of/{rank}", patience):
             return None
         name, _ = store.get(f"{prefix}/of/{rank}").decode().split()
-        if not _there(store, f"{prefix}/chunks/{name}", patience):
+        if not _there(store, bulk.complete(f"{prefix}/tape/{name}"), patience):
             return None
-        count = int(store.get(f"{prefix}/chunks/{name}"))
-        tape: Tape = values.decode(_inflate(b"".join(store.get(f"{prefix}/tape/{name}/{n}") for n in range(count))))
+        tape: Tape = bulk.get(store, f"{prefix}/tape/{name}", 2 * _TAPE_BYTES)
         return tape
     except (dist.DistStoreError, WorkerError):
         return None
@@ -379,8 +371,3 @@ def _there(store: AgentStore, key: str, patience: timedelta) -> bool:
         store.wait([key], patience)
         return True
     return store.check([key])
-
-
-def _inflate(body: bytes) -> bytes:
-    """No more than a tape may hold, whoever wrote it."""
-    return zlib.decompressobj().decompress(body, 2 * _TAPE_BYTES)

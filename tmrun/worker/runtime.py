@@ -56,6 +56,7 @@ from tmrun.worker import (
     handover,
     identity,
     mail,
+    neighbours,
     pulse,
     record,
     sandbox,
@@ -71,7 +72,6 @@ from tmrun.worker.comm import Making
 from tmrun.worker.comm_gloo import BUILD_TIMEOUT
 from tmrun.worker.link import Link
 from tmrun.worker.live import Live, Made
-from tmrun.worker.neighbours import from_environment as neighbours_of
 from tmrun.worker.output import Redirection
 from tmrun.worker.process import SETTLED_STEPS, Phase, Process, SoftRestart, StepLost, VoteBroken
 from tmrun.worker.state import Snapshot
@@ -107,8 +107,9 @@ class _InStep:
 def from_environment() -> Runtime:
     """The runtime of a process that an agent spawned."""
     who = identity.from_environment()
-    neighbours = neighbours_of(who) if who.standby else None
-    return Runtime(Process(who, Link(who.socket, who.local_rank), Live(who), who.standby, pulse.from_environment(), neighbours=neighbours))
+    process = Process(who, Link(who.socket, who.local_rank), Live(who), who.standby, pulse.from_environment())
+    process.neighbours = neighbours.from_environment(who)
+    return Runtime(process)
 
 
 class Runtime:
