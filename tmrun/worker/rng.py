@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tmrun.worker import values
+from tmrun.worker import unchanged, values
 
 Captured = dict[str, Any]
 """The state of every generator by its name, as the library itself gives it: quick to take and to put back in this process."""
@@ -29,6 +29,7 @@ class _Last:
 
     python: Any = None
     numpy: Any = None
+    traces: dict[str, unchanged.Traces] = field(default_factory=dict)
     encoded: dict[str, tuple[Any, bytes]] = field(default_factory=dict)
 
 
@@ -37,10 +38,7 @@ _LAST = _Last()
 
 def capture() -> Captured:
     """The state of all generators."""
-    python = random.getstate()
-    if python != _LAST.python:
-        _LAST.python = python
-    state: Captured = {"torch": torch.get_rng_state(), "python": _LAST.python}
+    state: Captured = {"torch": torch.get_rng_state(), "python": _capture_python()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     numpy = sys.modules.get("numpy")
@@ -49,11 +47,26 @@ def capture() -> Captured:
     return state
 
 
+def _capture_python() -> Any:
+    if _drawn("python", unchanged.python()):
+        state = random.getstate()
+        if state != _LAST.python:
+            _LAST.python = state
+    return _LAST.python
+
+
 def _capture_numpy(numpy: ModuleType) -> Any:
-    state, last = numpy.random.get_state(), _LAST.numpy
-    if last is None or state[0] != last[0] or state[2:] != last[2:] or not numpy.array_equal(state[1], last[1]):
-        _LAST.numpy = state
+    if _drawn("numpy", unchanged.numpy(numpy)):
+        state, last = numpy.random.get_state(), _LAST.numpy
+        if last is None or state[0] != last[0] or state[2:] != last[2:] or not numpy.array_equal(state[1], last[1]):
+            _LAST.numpy = state
     return _LAST.numpy
+
+
+def _drawn(name: str, traces: unchanged.Traces) -> bool:
+    """Whether a generator may have been drawn from since we looked last."""
+    before, _LAST.traces[name] = _LAST.traces.get(name), traces
+    return traces is None or traces != before
 
 
 def restore(state: Captured) -> None:
