@@ -1,10 +1,13 @@
 """What tmrun costs in every step: the same training script under torchrun and under tmrun's worker runtime, in turn.
 
     python bench/overhead.py [--step-ms 100] [--steps 60] [--repeats 4] [--world 2] [--switch slot] [--fill sleep]
+                             [--slack]
 
-Method: a small GPT under DDP, each step filled up to about ``--step-ms`` with sleep, as one that waits for a GPU (so everything tmrun
-does finds cold caches and a core that has to wake up), or with computing. A run's figure is the median time from the start of
-one step to the start of the next on rank 0, the first ten left out; the runs alternate, so that a slow moment of the machine meets all.
+Method: a small GPT under DDP. Between forward and backward pass ``--step-ms`` go by asleep, as in a step that waits for a GPU (so all
+that tmrun does finds cold caches and a core that has to wake up), or computing; then ranks meet, for the gradients, and update. With
+``--slack`` the time goes by after they met, and they do so again only in the next step: each rank has 100 ms to make good what it was late,
+which an agreement before the update takes from it, and real steps do not have. A run's figure is the median time from the start of one step
+to the start of the next on rank 0, the first ten left out; the runs alternate, so that a slow moment of the machine meets all.
 Under tmrun the workers run the real bootstrap against the tests' agent (same socket and messages as the real one). The last rows
 come from inside: the mean time spent in begin, vote and end of a step, the highest tenth left out. In a vote the ranks wait for the slowest
 one; the next collective would have done that otherwise. How much any agreement costs, the second row shows: torchrun with one
@@ -49,6 +52,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--step-ms", type=float, default=100)
     made.add_argument("--fill", choices=["sleep", "compute"], default="sleep")
+    made.add_argument("--slack", action="store_true")
     made.add_argument("--world", type=int, default=2)
     made.add_argument("--switch", default="slot", choices=["slot", "shim"])
     return made
@@ -64,7 +68,8 @@ def arguments() -> argparse.Namespace:
 
 def flags(args: argparse.Namespace, out: Path) -> list[str]:
     """The script's command line."""
-    return ["--steps", str(args.steps), "--step-ms", str(args.step_ms), "--fill", args.fill, "--out", str(out)]
+    found = ["--steps", str(args.steps), "--step-ms", str(args.step_ms), "--fill", args.fill, "--out", str(out)]
+    return [*found, "--slack"] if args.slack else found
 
 
 def under_torchrun(args: argparse.Namespace, folder: Path, agree: bool) -> dict[str, Any]:
@@ -112,8 +117,9 @@ def table(args: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]) -> st
         "end, between": inside["end"] + inside["between"],
         "all": sum(inside.values()),
     }
+    filled = f"{args.fill}, after ranks met" if args.slack else args.fill
     lines = [
-        f"world {args.world}, {args.steps} steps filled up by {args.fill}, {args.repeats} runs each in turn, {os.cpu_count()} cores, "
+        f"world {args.world}, {args.steps} steps filled up by {filled}, {args.repeats} runs each in turn, {os.cpu_count()} cores, "
         f"switch {args.switch}",
         "",
         "| | ms a step | of a step |",

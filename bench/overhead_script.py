@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--step-ms", type=float)
     parser.add_argument("--fill", choices=["sleep", "compute"], default="sleep", help="what a step does until its time is over")
+    parser.add_argument("--slack", action="store_true", help="that passes after the backward pass, in which ranks meet, not before it")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--sharded", type=int, default=0, help="FSDP2 on so many layers of 1024 x 1024 instead of DDP on a GPT")
     parser.add_argument("--agree", action="store_true", help="one number is summed over all ranks before each update")
@@ -109,8 +110,11 @@ def main() -> None:
             inputs, targets = batches.next()
             loss = model(torch.randn(4, WIDTH)).sum() if args.sharded else F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
+            if not args.slack:
+                fill(began + args.step_ms / 1e3, compute=args.fill == "compute")
             loss.backward()
-            fill(began + args.step_ms / 1e3, compute=args.fill == "compute")
+            if args.slack:
+                fill(began + args.step_ms / 1e3, compute=args.fill == "compute")
             if args.agree:
                 dist.all_reduce(torch.zeros(1))
             optimizer.step()

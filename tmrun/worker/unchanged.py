@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -45,9 +45,14 @@ def _of_numpy(generator: Any) -> Traces:
 
 
 def _memory(owner: Any) -> bytes:
-    """All of an object but its head, in which references are counted."""
+    return bytes(_inside(owner))
+
+
+@lru_cache(maxsize=8)
+def _inside(owner: Any) -> memoryview:
+    """All of an object but its head, in which references are counted. The object lives as long as it is remembered."""
     head = object.__basicsize__
-    return ctypes.string_at(id(owner) + head, type(owner).__basicsize__ - head)
+    return memoryview((ctypes.c_ubyte * (type(owner).__basicsize__ - head)).from_address(id(owner) + head))
 
 
 @cache

@@ -118,7 +118,7 @@ class Tally(NamedTuple):
         return self.least_held == self.most_held == snapshot
 
 
-Arrival = tuple[dist.Work, torch.Tensor]
+Arrival = tuple[dist.Work, bytearray]
 """A receive that was posted, and where it arrives."""
 
 
@@ -137,6 +137,8 @@ class Poll:
         self._given: dict[int, Arrival] = {}
         self._heard: list[Arrival] = []
         self._expected = False
+        self._rooms: dict[tuple[int, int], tuple[bytearray, torch.Tensor]] = {}
+        """By sender and tag: what one vote received has been read when the next one is expected. A torch call a message costs more."""
 
     def _expect(self) -> None:
         """Post all receives of the next vote, unless that is done."""
@@ -173,7 +175,7 @@ class Poll:
             _await(work)
             theirs = _unpack(buffer)
             if theirs.longest <= self.capacity:
-                hold(ward, values.tensor_bytes(buffer[_NUMBERS.size : _NUMBERS.size + theirs.longest]))
+                hold(ward, bytes(memoryview(buffer)[_NUMBERS.size : _NUMBERS.size + theirs.longest]))
             tally = tally.with_(theirs)
         for j, (work, buffer) in enumerate(self._heard):
             self._send((self._rank + (1 << j)) % self._world, _pack(tally), _SPREAD + j)
@@ -187,8 +189,12 @@ class Poll:
         self._sent.append((self.control.send([tensor], to, tag), tensor))
 
     def _receive(self, sender: int, size: int, tag: int) -> Arrival:
-        buffer = torch.empty(size, dtype=torch.uint8)  # a shorter message fits as well
-        return self.control.recv([buffer], sender, tag), buffer
+        buffer, tensor = self._rooms.get((sender, tag), (bytearray(), None))
+        if tensor is None or len(buffer) != size:  # a shorter message fits as well
+            buffer = bytearray(size)
+            tensor = torch.frombuffer(buffer, dtype=torch.uint8)
+            self._rooms[sender, tag] = buffer, tensor
+        return self.control.recv([tensor], sender, tag), buffer
 
 
 def exchange_signatures(control: Backend, signature: bytes) -> tuple[bytes, ...]:
@@ -207,5 +213,5 @@ def _pack(tally: Tally) -> bytes:
     return _NUMBERS.pack(*tally)
 
 
-def _unpack(buffer: torch.Tensor) -> Tally:
-    return Tally._make(_NUMBERS.unpack(values.tensor_bytes(buffer[: _NUMBERS.size])))
+def _unpack(buffer: bytearray) -> Tally:
+    return Tally._make(_NUMBERS.unpack_from(buffer))
