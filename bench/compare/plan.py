@@ -102,7 +102,10 @@ SUITES: dict[str, Suite] = {
     "straggler": Suite(_events(("straggler",)), tunings=(True,)),
     "nodes": Suite(_events(CORE, nodes=4), tunings=(True,)),
     "state": Suite(_events(("kill", "lose", "drain"), state="200MB"), tunings=(True,)),
-    "throttled": Suite(_events(("kill", "drain"), state="200MB", mbit=1000), tunings=(True,)),
+    "throttled": Suite(
+        (*_events(("kill", "drain"), state="200MB", mbit=1000), *_events(("kill",), state="200MB", mbit=1000, nodes=4)),
+        tunings=(True,),
+    ),
     "compile": Suite(
         (*_events(("kill", "lose"), compiled="warm"), *_events(("lose",), compiled="cold")),
         tunings=(True,),
@@ -110,7 +113,7 @@ SUITES: dict[str, Suite] = {
     "growth": Suite(
         (
             *(s for state in STATES for s in _events(("kill", "drain"), state=state)),
-            *(s for nodes in (4, 8) for s in _events(("kill", "drain"), nodes=nodes)),
+            *(s for nodes in (4, 8, 16) for s in _events(("kill", "drain"), nodes=nodes)),
         ),
         systems=("torchrun", "tmrun"),
         tunings=(True,),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tmrun import procs
+from tmrun.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -23,6 +27,8 @@ GPT = ROOT / "tests" / "worker" / "paced_gpt.py"
 STEPS = 150
 WORLD = 4
 DEADLINE_S = 180.0
+_ASKING = threading.Lock()
+"""Where this process writes to, and where its temporary files are, is changed for one question at a time."""
 
 
 def wait_for(what: str, condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
@@ -32,7 +38,7 @@ def wait_for(what: str, condition: Callable[[], Any], deadline_s: float = DEADLI
         value = condition()
         if value:
             return value
-        time.sleep(0.25)  # most conditions are a whole process of `tmrun status`, on cores that others need
+        time.sleep(0.25)
     raise AssertionError(f"not within {deadline_s:.0f} s: {what}")
 
 
@@ -101,14 +107,24 @@ class Lab:
         more = self.environment(**env)
         return subprocess.run(argv, env=more, input=said, text=True, capture_output=True, timeout=DEADLINE_S, check=False)
 
-    def status(self, *arguments: str) -> dict[str, Any]:
-        """{} while there is nothing to ask."""
-        answer = self.cli("status", "-o", "json", *arguments)
-        value: dict[str, Any] = json.loads(answer.stdout) if answer.returncode == 0 else {}
+    def ask(self, *arguments: str) -> dict[str, Any]:
+        """What a command says as JSON, run in this process: one of its own takes a core for half a second. {} if there is no answer."""
+        said = io.StringIO()
+        with _ASKING, redirect_stdout(said), redirect_stderr(io.StringIO()):
+            before, tempfile.tempdir = tempfile.tempdir, str(self.folder / "tmp")
+            try:
+                code = main.run([*arguments, "-o", "json"])
+            finally:
+                tempfile.tempdir = before
+        value: dict[str, Any] = json.loads(said.getvalue()) if code == 0 else {}
         return value
 
+    def status(self, *arguments: str) -> dict[str, Any]:
+        """{} while there is nothing to ask."""
+        return self.ask("status", *arguments)
+
     def history(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = json.loads(self.cli("history", "-o", "json").stdout)["history"]
+        rows: list[dict[str, Any]] = self.ask("history")["history"]
         return rows
 
     def node(self, name: str) -> dict[str, Any]:
