@@ -174,12 +174,15 @@ class Switched:
 
     stayer: ``detect`` (first sign of trouble -> notice), ``wait`` (notice -> commit), ``switch``, ``state`` (sending, if it was a source).
     joiner: ``bind`` (notice -> ready to build), ``comm`` (building groups), ``switch``, ``state`` (receiving).
+    ``rebuilt`` names this rank's process groups that have new connections, ``kept`` those that keep theirs.
     """
 
     epoch: int
     step: int
     phases: dict[str, float]
     bytes: int = 0
+    rebuilt: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

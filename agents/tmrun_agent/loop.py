@@ -263,6 +263,7 @@ class Agent:
         if isinstance(message, wire.Switched):
             role = "joiner" if "bind" in message.phases else "stayer"
             known = replace(known, role=role, phases=dict(message.phases), bytes=message.bytes)
+            known = replace(known, rebuilt=message.rebuilt, kept=message.kept)
         else:
             known = replace(known, redo_s=message.redo_s, pause_s=message.pause_s, resumed=True, cold=message.cold)
         self._timings[message.epoch, rank] = known

@@ -1,4 +1,4 @@
-"""A representative part of the suite with the C++ switch; ``TMRUN_SWITCH=shim pytest tests/worker`` runs all of it that way."""
+"""What is the C++ switch's own; half of the other tests run with it (``cluster.switch_of_this_test``), or all, with TMRUN_SWITCH=shim."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ STEP = 6
 HSDP = Path(__file__).with_name("hsdp.py")
 REAL = shim_cache.path()
 needs_shim = pytest.mark.skipif(shim.load() is None, reason="run `python -m tmrun.worker.shim` first")
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
+def test_where_there_is_a_compiler_it_is_built() -> None:
+    """Else half of these tests would be skipped, and nobody would notice."""
+    assert shim.load() is not None, "run `python -m tmrun.worker.shim`, and read what it says"
 
 
 @needs_shim

@@ -680,6 +680,9 @@ class Timing:
     resumed: bool = False
     cold: dict[str, int] = field(default_factory=dict)
     """A joiner's first step: what its rehearsal had not warmed, counted by kind."""
+    rebuilt: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    """Names of its process groups that have new connections, and of those that keep theirs."""
 
 
 @dataclass(frozen=True, slots=True)

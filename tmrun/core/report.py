@@ -127,7 +127,14 @@ def _row(current: RankMap, timings: Sequence[Timing], nproc: int) -> dict[str, A
         **phases(current.kind, timings, moved=bool(current.moves)),
         "bytes": sum(t.bytes for t in timings if t.role == "joiner") or None,
         "cold": _cold(timings),
+        "groups": _groups(timings),
     }
+
+
+def _groups(timings: Sequence[Timing]) -> dict[str, list[str]] | None:
+    """Process groups of all ranks: which have new connections, which keep theirs. A rank tells of its own only."""
+    rebuilt, kept = ({name for t in timings for name in getattr(t, fate)} for fate in ("rebuilt", "kept"))
+    return {"rebuilt": sorted(rebuilt), "kept": sorted(kept)} if rebuilt or kept else None
 
 
 def _cold(timings: Sequence[Timing]) -> dict[str, int] | None:

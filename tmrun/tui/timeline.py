@@ -90,7 +90,14 @@ def line(row: Mapping[str, Any], *, split: bool = True) -> str:
     who = f" {row['leaver']} -> {row['joiner']} ({ranks_named(row['ranks'])})" if row["leaver"] else ""
     paused = "" if row["pause_s"] is None else f", paused {row['pause_s']:.2f} s" + (f" ({phases_text(row)})" if split else "")
     moved = f", {size(row['bytes'])} moved" if row.get("bytes") else ""
-    return f"epoch {row['epoch']} {row['cause']}{clip(who, 120)}{paused}{moved}"
+    return f"epoch {row['epoch']} {row['cause']}{clip(who, 120)}{paused}{moved}{_groups(row.get('groups'))}"
+
+
+def _groups(fates: Mapping[str, Sequence[str]] | None) -> str:
+    """A job with the default group only has nothing to tell: it is rebuilt each time."""
+    if not fates or len(fates["rebuilt"]) + len(fates["kept"]) < 2:
+        return ""
+    return f", {many(len(fates['rebuilt']), 'group')} rebuilt, {len(fates['kept'])} kept"
 
 
 def phases_text(row: Mapping[str, Any]) -> str:

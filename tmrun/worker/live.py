@@ -322,11 +322,18 @@ class Live:
         with contextlib.suppress(RuntimeError):  # of what was aborted; it is over with that
             self.complete()
 
+    def fates(self, pending: Pending) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the groups that a migration gave new connections, and of those that keep theirs."""
+        assert pending.build is not None
+        built = pending.build.built
+        names = [group.name for group in self.groups]
+        kept = tuple(group.name for group in self.groups if _stays(group, built, pending))
+        return tuple(name for name in names if name in built.ranks), kept
+
     def _close_lost(self, built: Built, pending: Pending) -> None:
         moved = set(pending.prepare.ranks)
         for group in self.groups:
-            whole = group.name in built.kept if pending.failure else moved.isdisjoint(group.ranks)
-            if not whole and group.name not in built.groups:
+            if not _stays(group, built, pending) and group.name not in built.groups:
                 who = f"contains {_ranks(moved.intersection(group.ranks))}, which moved" if moved & set(group.ranks) else "lost its members"
                 self.groups.close(
                     group,
@@ -345,6 +352,11 @@ class Live:
             groups = list(self.groups)
         for group in groups:
             group.switch.release()
+
+
+def _stays(group: Group, built: Built, pending: Pending) -> bool:
+    """Whether a group keeps its connections."""
+    return group.name in built.kept if pending.failure else set(pending.prepare.ranks).isdisjoint(group.ranks)
 
 
 def _shut(connection: Connection) -> None:

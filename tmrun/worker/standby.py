@@ -71,7 +71,7 @@ def take_over(process: Process, redirection: Redirection, rehearsed_s: float) ->
     handover.restart_snapshots(process, commit.target)
     process.pulse.switched()
     process.pace.switched(commit.epoch, redo=False)
-    process.link.send(wire.Switched(commit.epoch, commit.target, phases, received))
+    process.link.send(wire.Switched(commit.epoch, commit.target, phases, received, *live.fates(pending)))
     return commit.target
 
 

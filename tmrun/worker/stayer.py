@@ -56,7 +56,7 @@ def stop_here(process: Process, pending: Pending, number: int) -> None:
     process.pulse.switched()
     process.pace.switched(pending.commit.epoch, redo=False)
     phases = {"detect": 0.0, "wait": waited, "switch": switch_s, "state": 0.0}
-    process.link.send(wire.Switched(pending.commit.epoch, number, phases))
+    process.link.send(wire.Switched(pending.commit.epoch, number, phases, 0, *process.live.fates(pending)))
 
 
 def _leave(process: Process, pending: Pending, number: int) -> NoReturn:
@@ -164,4 +164,4 @@ def carry_out(process: Process, pending: Pending, undo: Snapshot | None) -> None
     }
     process.pulse.switched()
     process.pace.switched(commit.epoch, redo=undo is not None or commit.rollback)
-    process.link.send(wire.Switched(commit.epoch, commit.target, phases, sent))
+    process.link.send(wire.Switched(commit.epoch, commit.target, phases, sent, *process.live.fates(pending)))
