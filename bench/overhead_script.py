@@ -59,9 +59,11 @@ def caught(runtime: Any) -> dict[str, float]:
     }
 
 
-def sharded(layers: int) -> nn.Module:
-    """State of 12 bytes a parameter, a part of it on each rank."""
+def wide(layers: int, *, sharded: bool) -> nn.Module:
+    """State of 12 bytes a parameter, all of it on each rank, or a part."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    if not sharded:
+        return nn.parallel.DistributedDataParallel(model)
     fully_shard(model)
     return model
 
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("--slack", action="store_true", help="that passes after the backward pass, in which ranks meet, not before it")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--sharded", type=int, default=0, help="FSDP2 on so many layers of 1024 x 1024 instead of DDP on a GPT")
+    parser.add_argument("--wide", type=int, default=0, help="DDP on so many of them")
     parser.add_argument("--agree", action="store_true", help="one number is summed over all ranks before each update")
     parser.add_argument("--log-losses")  # the harness gives it
     args = parser.parse_args()
@@ -92,7 +95,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = sharded(args.sharded) if args.sharded else nn.parallel.DistributedDataParallel(EXAMPLE["GPT"](64, 2, 0.1))
+    layers = args.sharded or args.wide
+    small = nn.parallel.DistributedDataParallel(EXAMPLE["GPT"](64, 2, 0.1)) if not layers else None
+    model = small or wide(layers, sharded=args.sharded > 0)
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     batches = EXAMPLE["Batches"](EXAMPLE["standard_library"](), 4, rank, 0)
@@ -108,7 +113,7 @@ def main() -> None:
             began = time.perf_counter()
             begun.append(time.monotonic())
             inputs, targets = batches.next()
-            loss = model(torch.randn(4, WIDTH)).sum() if args.sharded else F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+            loss = model(torch.randn(4, WIDTH)).sum() if layers else F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             if not args.slack:
                 fill(began + args.step_ms / 1e3, compute=args.fill == "compute")

@@ -24,6 +24,9 @@ import torch.distributed as dist
 from tmrun.worker import comm, image, transfer
 from tmrun.worker.state import State
 
+WIDTH = 1024
+_PLAIN = 7
+
 
 def main() -> None:
     """Run, print one line."""
@@ -51,23 +54,46 @@ def main() -> None:
 def end(rank: int, store: str, mb: int, repeats: int, results: Any) -> None:
     """One of the two processes; rank 0 sends."""
     torch.set_num_threads(1)
-    backend = comm.build(comm.CONTROL, dist.FileStore(store, 2), rank, 2, timedelta(minutes=5)).backend
+    backend = connected(rank, store)
     state, size = training(mb)
-    pieces = [torch.ones(image.PART, dtype=torch.uint8) for _ in range(size // image.PART)]
+    pieces = in_pieces(size)
     plain, moved = [], []
     for _ in range(repeats):
-        plain.append(timed(backend, rank, lambda: send_plain(backend, rank, pieces)) * size / (len(pieces) * image.PART))
+        plain.append(timed(backend, rank, lambda: send_plain(backend, rank, pieces)))
         moved.append(timed(backend, rank, lambda: move(backend, rank, state)))
     if rank == 1:
         results.put((size, plain, moved))
     Path(store).touch()
 
 
+def plain_end(rank: int, store: str, size: int, results: Any) -> None:
+    """One of two processes that only send plain tensors; rank 1 tells the median of some times."""
+    torch.set_num_threads(1)
+    backend, pieces = connected(rank, store), in_pieces(size)
+    times = [timed(backend, rank, lambda: send_plain(backend, rank, pieces)) for _ in range(_PLAIN)]
+    if rank == 1:
+        results.put(statistics.median(times))
+
+
+def connected(rank: int, store: str) -> comm.Backend:
+    """A gloo group of the two."""
+    return comm.build(comm.CONTROL, dist.FileStore(store, 2), rank, 2, timedelta(minutes=5)).backend
+
+
+def in_pieces(size: int) -> list[torch.Tensor]:
+    """So many bytes, of which none has more than a part of a state."""
+    whole = [torch.ones(image.PART, dtype=torch.uint8) for _ in range(size // image.PART)]
+    return [*whole, torch.ones(size % image.PART, dtype=torch.uint8)] if size % image.PART else whole
+
+
+def layers(mb: int) -> int:
+    """How many make about so much state, with their gradients' two averages."""
+    return max(1, mb * 1_000_000 // (3 * 4 * WIDTH * (WIDTH + 1)))
+
+
 def training(mb: int) -> tuple[State, int]:
     """A model after one step: a third each for parameters and AdamW's two averages, in large tensors and small ones."""
-    width = 1024
-    layers = max(1, mb * 1_000_000 // (3 * 4 * width * (width + 1)))
-    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers(mb))))
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

@@ -44,6 +44,7 @@ from tmrun.core.reconcile import reconcile
 from tmrun.core.states import known_hosts, node_state
 from tmrun.core.txn import KeyValue, Put
 from tmrun.store.memory import MemoryWorld
+from tmrun.tui import timeline
 
 KEYS = Keys("job")
 SPEC = Spec(2, 2, 1, ("train.py",))
@@ -353,6 +354,23 @@ def test_phases_split_the_pause_of_the_slowest_stayer() -> None:
     found = report.phases(Kind.FAILURE, [stayer, joiner])
     assert found == {"detect_s": 0.1, "bind_s": 1.5, "comm_s": 1.0, "state_s": 0.7, "redo_s": 0.3, "pause_s": 4.0}
     assert set(report.phases(Kind.DRAIN, [stayer]).values()) == {None}
+
+
+@pytest.mark.parametrize("told", ["all", "half", "nobody"])
+def test_history_names_the_groups_of_all_ranks_that_were_rebuilt_and_kept(told: str) -> None:
+    accounts = [
+        Timing(0, "stayer", rebuilt=("0",), kept=("2", "1")),
+        Timing(1, "stayer", rebuilt=("0", "3"), kept=("1",)),
+    ]
+    current = running().map
+    assert current is not None
+    (row,) = report.history([current], {current.epoch: accounts[: {"all": 2, "half": 1, "nobody": 0}[told]]}, 2)
+    assert row["groups"] == {
+        "all": {"rebuilt": ["0", "3"], "kept": ["1", "2"]},
+        "half": {"rebuilt": ["0"], "kept": ["1", "2"]},
+        "nobody": None,
+    }[told]
+    assert ("rebuilt" in timeline.line(row)) == (told != "nobody")
 
 
 # -- environment

@@ -111,6 +111,11 @@ class Job:
         have = len(log.read_text().splitlines()) if log.exists() else 0
         self.cluster.agent.wait(lambda: log.exists() and len(log.read_text().splitlines()) >= have + offset, 60, "steps")
 
+    def fates(self, rank: int) -> tuple[int, int]:
+        """How many of its groups it says were rebuilt, and how many kept, in the only migration."""
+        switched = self.cluster.expect(self.cluster.ranks[rank], wire.Switched, epoch=2)
+        return len(switched.rebuilt), len(switched.kept)
+
     def connections(self, rank: int) -> dict[int, dict[str, list[str]]]:
         lines = (self.cluster.losses / f"groups{rank}.txt").read_text().splitlines()
         return {step: groups for step, _, groups in map(json.loads, lines)}
@@ -142,6 +147,8 @@ def test_a_drain_changes_only_the_groups_of_the_leaver(job: Job) -> None:
             assert (before[name] != after[name]) == touched, (rank, name)
         assert any(name.startswith("0,2/") and len(before) == len(after) for name in before) or rank == 1
     assert len(job.connections(0)[stop]) == 4, "the world, two pairs, and the late one"
+    assert job.fates(0) == (1, 3)
+    assert job.fates(2)[0] == 2, "the world and the pair with the leaver"
 
 
 def test_a_crash_changes_what_may_have_been_in_use(job: Job) -> None:
@@ -161,6 +168,7 @@ def test_a_crash_changes_what_may_have_been_in_use(job: Job) -> None:
         seen = job.connections(rank)
         before, after = seen[target - 1], seen[target]
         assert {n for n in before if before[n] == after[n]} == {n for n in before if n.split("/")[1] in kept[rank]}
+        assert job.fates(rank) == (len(before) - len(kept[rank]), len(kept[rank])), "what history tells"
 
 
 def test_ranks_die_where_others_wait_for_them_to_make_a_group(job: Job) -> None:
