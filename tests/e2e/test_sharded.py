@@ -19,10 +19,10 @@ def hashes(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def start_torchrun(example: str, folder: Path) -> subprocess.Popen[str]:
+def start_torchrun(example: str, folder: Path, world: int) -> subprocess.Popen[str]:
     folder.mkdir()
     environment = {**os.environ, "TEST_SCRIPT": f"{example}.py", "TEST_PACE_S": "0", "TEST_HASHES": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(2 * NPROC[example])]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     return subprocess.Popen([*command, str(GPT), "--steps", str(STEPS)], text=True, stdout=subprocess.PIPE, env=environment)
 
 
@@ -40,7 +40,7 @@ def test_drained_then_killed(lab: Lab, example: str) -> None:
         OMP_NUM_THREADS="1",
     )
     before = lab.wait_warm(2)
-    with start_torchrun(example, lab.folder / "expected") as reference:  # the job sleeps most of its time
+    with start_torchrun(example, lab.folder / "expected", 2 * NPROC[example]) as reference:  # the job sleeps most of its time
         assert lab.cli("drain", "node1").returncode == 0, lab.output()
         drained = lab.status()
         lab.trains(drained["step"] + 6)

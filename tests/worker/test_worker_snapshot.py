@@ -84,10 +84,19 @@ def ranks() -> Iterator[Ranks]:
         each.stop()
 
 
-@pytest.mark.parametrize(("world", "local", "partner"), [(4, 2, 3), (4, 4, 2), (2, 1, 0), (6, 2, 3)])
+@pytest.mark.parametrize(("world", "local", "partner"), [(4, 2, 3), (4, 4, 3), (2, 1, 0), (6, 2, 3), (16, 2, 9)])
 def test_the_partner_is_on_another_node(world: int, local: int, partner: int) -> None:
     assert snapshot.partner_of(1, world, local) == partner
     assert sorted(snapshot.partner_of(r, world, local) for r in range(world)) == list(range(world))
+
+
+@pytest.mark.parametrize("rack", [1, 2, 3, 4])
+@pytest.mark.parametrize("racks", [2, 3, 4])
+def test_a_rack_does_not_hold_its_own_copies(rack: int, racks: int) -> None:
+    """Neighbouring nodes, as hosts are numbered."""
+    local = 2
+    for rank in range(rack * racks * local):
+        assert snapshot.partner_of(rank, rack * racks * local, local) // local // rack != rank // local // rack
 
 
 def test_only_where_somebody_has_no_replica() -> None:

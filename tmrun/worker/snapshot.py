@@ -34,8 +34,10 @@ FIRST_VOTE = 2
 
 
 def partner_of(rank: int, world: int, local_world: int) -> int:
-    """Who keeps the copy of ``rank``: its like on the next node; with a single node, the next rank."""
-    return (rank + (local_world if local_world < world else 1)) % world
+    """Who keeps the copy of ``rank``: its like half the job away, for neighbours share racks and switches and are lost together; with a
+    single node, another rank."""
+    stride = local_world if local_world < world else 1
+    return (rank + max(1, world // stride // 2) * stride) % world
 
 
 def needed(signatures: Sequence[bytes]) -> bool:
