@@ -124,7 +124,9 @@ class Lab:
         return self.ask("status", *arguments)
 
     def history(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.ask("history")["history"]
+        answer = self.ask("history")
+        assert answer, f"the job does not answer\n{self.output()}"
+        rows: list[dict[str, Any]] = answer["history"]
         return rows
 
     def node(self, name: str) -> dict[str, Any]:
