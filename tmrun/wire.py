@@ -186,6 +186,20 @@ class Switched:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy of my state is in a partner's memory.
+
+    ``every``: steps that should lie between two, as far as I am asked. Seconds: ``copy_s`` training waited, ``send_s`` the courier took.
+    """
+
+    step: int
+    every: int
+    bytes: int
+    copy_s: float
+    send_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """First step after a switch is done.
 
@@ -304,13 +318,13 @@ class StoreReply:
 
 
 Message = (
-    Hello | Joined | Warm | Measured | Progress | Receiving | Prepared | Refused | Suspect | Switched | Resumed | Left | Finished
+    Hello | Joined | Warm | Measured | Progress | Receiving | Prepared | Refused | Suspect | Switched | Copied | Resumed | Left | Finished
     | Prepare | Commit | Abort | Park | StoreRequest | StoreReply
 )  # fmt: skip
 _TYPES: dict[str, type[Message]] = {
     t.__name__: t
     for t in (
-        Hello, Joined, Warm, Measured, Progress, Receiving, Prepared, Refused, Suspect, Switched, Resumed, Left, Finished,
+        Hello, Joined, Warm, Measured, Progress, Receiving, Prepared, Refused, Suspect, Switched, Copied, Resumed, Left, Finished,
         Prepare, Commit, Abort, Park, StoreRequest, StoreReply,
     )
 }  # fmt: skip

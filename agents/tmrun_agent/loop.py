@@ -22,6 +22,7 @@ from tmrun.core.alone import Alone
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
+from tmrun.core.ledger import Copies
 from tmrun.core.membership import Job, fold
 from tmrun.core.model import Kind, Member, Seat, Sign, Timing, WorkerVote
 from tmrun.core.story import EventKind, kind_of
@@ -83,6 +84,8 @@ class Agent:
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
     """pid -> (step, its usual duration)."""
     _timings: dict[tuple[int, int], Timing] = field(default_factory=dict)
+    _told_every: int = 0
+    """Steps between two copies of a worker's state, as people were told."""
     _job: Job | None = None
     _told: str = ""
     _unanswered_at: float = 0.0
@@ -215,6 +218,8 @@ class Agent:
                 self._timing(local, message)
             case wire.Resumed():
                 self._timing(local, message)
+            case wire.Copied(_, every, size, copy_s, send_s):
+                self._copied(group, local, Copies(every, size, copy_s, send_s))
             case _:
                 fact = self._fact(group, local, message)
                 if fact is not None:
@@ -254,6 +259,12 @@ class Agent:
         slowest = min(self._steps.values())
         self.publisher.progress(group.epoch, *slowest, self.health.busy_s)
         self.metrics.progress(*slowest)
+
+    def _copied(self, group: core.Group, local: int, copies: Copies) -> None:
+        self.metrics.copied(local, copies)
+        if group.slot == 0 and local == 0 and copies.is_news(self._told_every):  # one rank speaks for all
+            self._told_every = copies.every
+            self.publisher.event(copies.text)
 
     def _timing(self, local: int, message: wire.Switched | wire.Resumed) -> None:
         job, group = self.job(), self.node.group

@@ -13,7 +13,7 @@ from typing import Any
 
 from tmrun import __version__
 from tmrun.core import ledger as books
-from tmrun.core.ledger import Family, Ledger
+from tmrun.core.ledger import Copies, Family, Ledger
 from tmrun.core.membership import Job
 from tmrun.core.model import Host, Kind, Timing
 
@@ -34,6 +34,10 @@ class Metrics:
     def progress(self, step: int, step_s: float) -> None:
         """How far the slowest worker is."""
         self.ledger = books.progress(self.ledger, step, step_s, time.monotonic())
+
+    def copied(self, local: int, copies: Copies) -> None:
+        """A worker's state was copied to its partner."""
+        self.ledger = books.copied(self.ledger, local, copies)
 
     def timing(self, epoch: int, kind: Kind, told: Timing) -> None:
         """How a worker fared in a switch."""

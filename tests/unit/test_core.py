@@ -365,11 +365,14 @@ def test_history_names_the_groups_of_all_ranks_that_were_rebuilt_and_kept(told: 
     current = running().map
     assert current is not None
     (row,) = report.history([current], {current.epoch: accounts[: {"all": 2, "half": 1, "nobody": 0}[told]]}, 2)
-    assert row["groups"] == {
-        "all": {"rebuilt": ["0", "3"], "kept": ["1", "2"]},
-        "half": {"rebuilt": ["0"], "kept": ["1", "2"]},
-        "nobody": None,
-    }[told]
+    assert (
+        row["groups"]
+        == {
+            "all": {"rebuilt": ["0", "3"], "kept": ["1", "2"]},
+            "half": {"rebuilt": ["0"], "kept": ["1", "2"]},
+            "nobody": None,
+        }[told]
+    )
     assert ("rebuilt" in timeline.line(row)) == (told != "nobody")
 
 

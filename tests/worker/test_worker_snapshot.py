@@ -54,7 +54,8 @@ class Ranks:
         values: dict[str, bytes] = {}
         changed = threading.Condition()
         open_store: Any = lambda: Store(values, changed)  # noqa: E731
-        self.all = [Snapshots(open_store) for _ in range(world)]
+        self.told: list[wire.Copied] = []
+        self.all = [Snapshots(open_store, self.told.append) for _ in range(world)]
         self.states = [State({"model": torch.nn.Linear(8, 8)}) for _ in range(world)]
         for rank, each in enumerate(self.all):
             each.place(rank, world, 1)
@@ -115,6 +116,9 @@ def test_taken_sent_and_agreed(ranks: Ranks) -> None:
     whole = ranks.all[0].copy_of(0, 3)
     copied = ranks.all[1].copy_of(0, 3)
     assert (copied.body, [b.tolist() for b in copied.buckets]) == (whole.body, [b.tolist() for b in whole.buckets])
+    ranks.wait(lambda: len(ranks.told) == 3)
+    assert {(c.step, c.bytes) for c in ranks.told} == {(3, len(whole.body) + sum(b.nbytes for b in whole.buckets))}
+    assert all(c.copy_s > 0 and c.send_s > 0 for c in ranks.told)
 
 
 def test_the_last_safe_one_stays_until_the_next_is_safe(ranks: Ranks) -> None:

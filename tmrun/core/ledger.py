@@ -7,7 +7,7 @@ May not know: clocks (``now_s`` is monotonic and told), how metrics travel.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -23,6 +23,27 @@ MAX_EPOCHS = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """Of one worker's state, where no other rank holds the like: how often, how large, how long training waited, how long sending took."""
+
+    every: int
+    bytes: int
+    copy_s: float
+    send_s: float
+
+    def is_news(self, told: int) -> bool:
+        """Whether they come at least twice, or half, as often as ``told``; 0: nothing was told."""
+        return self.every >= 2 * told or 2 * self.every <= told
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        when = "every step" if self.every == 1 else f"every {self.every} steps"
+        waits = f"training waits {1e3 * self.copy_s:.1f} ms for each, sending takes {1e3 * self.send_s:.0f} ms"
+        return f"{self.bytes / 1e6:,.1f} MB a rank go to a partner's memory {when}; {waits}"
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """``began_s``: when this node's workers first completed a step; 0: not yet."""
 
@@ -31,6 +52,8 @@ class Ledger:
     step_s: float = 0.0
     accounts: Mapping[int, tuple[Kind, Mapping[int, Timing]]] = field(default_factory=dict)
     """epoch -> why, rank -> its account."""
+    copies: Mapping[int, Copies] = field(default_factory=dict)
+    """Local rank -> its newest copy in a partner's memory."""
     closed: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """(cause, phase) -> seconds, of epochs that are not kept apart any more."""
     closed_pauses: Mapping[str, tuple[int, float]] = field(default_factory=dict)
@@ -40,6 +63,11 @@ class Ledger:
 def progress(ledger: Ledger, step: int, step_s: float, now_s: float) -> Ledger:
     """The slowest worker of this node has begun ``step``."""
     return replace(ledger, step=step, step_s=step_s, began_s=ledger.began_s or now_s)
+
+
+def copied(ledger: Ledger, local: int, copies: Copies) -> Ledger:
+    """A worker's state has been copied to its partner."""
+    return replace(ledger, copies={**ledger.copies, local: copies})
 
 
 def timing(ledger: Ledger, epoch: int, kind: Kind, told: Timing) -> Ledger:
@@ -117,9 +145,21 @@ def of_node(ledger: Ledger, job: Job, me: Host, now_s: float, *, store_answers: 
             "tmrun_pause_seconds", "Seconds between the last step before a migration and the next one, by cause.", "counter",
             tuple(({"cause": c}, s) for c, (_, s) in sorted(paused.items())),
         ),
+        *_of_copies(ledger.copies.values()),
         _gauge("tmrun_training_seconds", "Seconds since this node's first step.", whole),
         _gauge("tmrun_goodput_ratio", "Share of the time since the first step not lost to pauses (ETTR).", _share(whole, lost)),
     ]  # fmt: skip
+
+
+def _of_copies(copies: Collection[Copies]) -> list[Family]:
+    if not copies:
+        return []
+    return [
+        _gauge("tmrun_copy_interval_steps", "Steps between two copies of the state to a partner.", max(c.every for c in copies)),
+        _gauge("tmrun_copy_bytes", "Size of the largest copy of a worker.", max(c.bytes for c in copies)),
+        _gauge("tmrun_copy_seconds", "Time that training last waited for a copy.", max(c.copy_s for c in copies)),
+        _gauge("tmrun_copy_send_seconds", "Time that a copy last took to its partner.", max(c.send_s for c in copies)),
+    ]
 
 
 def _one_hot(states: Iterable[Enum], now: Enum) -> tuple[tuple[Mapping[str, str], float], ...]:

@@ -124,7 +124,7 @@ class Process:
     tour: Tour = field(init=False)
 
     def __post_init__(self) -> None:
-        self.snapshots = Snapshots(self.live.new_store)
+        self.snapshots = Snapshots(self.live.new_store, self.link.send)
         self.tour = Tour(self.who.rank, self.live.new_store)
 
     @property

@@ -58,9 +58,11 @@ def every_from_environment() -> int | None:
 class Snapshots:
     """One rank's copies: its own and its ward's, by step."""
 
-    def __init__(self, open_store: Callable[[], AgentStore]) -> None:
-        self._open_store = open_store
+    def __init__(self, open_store: Callable[[], AgentStore], tell: Callable[[wire.Copied], None] = lambda _: None) -> None:
+        """``tell``: of each copy that arrived, on the courier's thread."""
+        self._open_store, self._tell = open_store, tell
         self.configured: int | None = None
+        self._every = 1
         self._rank = self._partner = self._ward = -1
         self._lock = threading.Lock()
         self._own: dict[int, Parcel] = {}
@@ -94,8 +96,10 @@ class Snapshots:
     def every(self, step_s: float) -> int:
         """For our ballot: how many steps should lie between two snapshots, so that they cost ``OVERHEAD``."""
         if self.configured is not None:
-            return self.configured
-        return max(1, math.ceil((self._copy_s + self._send_s) / (OVERHEAD * step_s))) if step_s else 1
+            self._every = self.configured
+        else:
+            self._every = max(1, math.ceil((self._copy_s + self._send_s) / (OVERHEAD * step_s))) if step_s else 1
+        return self._every
 
     def agree(self, tally: vote.Tally, signatures: Sequence[bytes]) -> None:
         """After a vote: when is the next one due? The same answer everywhere."""
@@ -155,6 +159,11 @@ class Snapshots:
 
     def _on_sent(self, step: int, seconds: float) -> None:
         self._send_s = seconds
+        with self._lock:
+            parcel = self._own.get(step)
+        if parcel is not None:
+            size = len(parcel.body) + sum(bucket.nbytes for bucket in parcel.buckets)
+            self._tell(wire.Copied(step, self._every, size, self._copy_s, seconds))
 
     def _on_received(self, step: int, parcel: Parcel) -> None:
         with self._lock:
@@ -175,8 +184,3 @@ class Snapshots:
 
     def _kept(self) -> Iterable[tuple[int, dict[int, Parcel]]]:
         return ((self._rank, self._own), (self._ward, self._wards))
-
-    @property
-    def costs(self) -> tuple[float, float]:
-        """Seconds of the last copy and of the last sending."""
-        return self._copy_s, self._send_s
