@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
 import tmrun
-from tmrun.worker import vote
 from tmrun.worker.current import HOLDER
+from tmrun.worker.wires import Wires
 
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "examples" / "gpt_ddp.py"), run_name="example")
 
@@ -39,6 +39,12 @@ def timed(owner: Any, name: str, into: list[float]) -> None:
             into.append(time.perf_counter() - began)
 
     setattr(owner, name, method)
+
+
+def by_vote(waits: list[float], votes: int) -> list[float]:
+    """Sums of what a vote waited for in its parts."""
+    parts = max(1, len(waits) // max(1, votes))
+    return [sum(waits[i : i + parts]) for i in range(0, len(waits), parts)]
 
 
 def per_call(call: Callable[[], Any]) -> float:
@@ -103,7 +109,7 @@ def main() -> None:
     batches = EXAMPLE["Batches"](EXAMPLE["standard_library"](), 4, rank, 0)
     inside: dict[str, list[float]] = {"begin": [], "vote": [], "waits": [], "end": [], "between": []}
     if HOLDER.runtime is not None:
-        timed(vote, "_await", inside["waits"])
+        timed(Wires, "receive", inside["waits"])
         for name, method in (("begin", "begin"), ("vote", "before_update"), ("end", "end"), ("between", "_boundary")):
             timed(HOLDER.runtime, method, inside[name])
     run = tmrun.join(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
@@ -128,6 +134,7 @@ def main() -> None:
         steps.append(now - before)
         before = now
     if rank == 0:
+        inside["waits"] = by_vote(inside["waits"], len(inside["vote"]))
         calls = caught(HOLDER.runtime) if HOLDER.runtime is not None else {}
         args.out.write_text(json.dumps({"steps": steps, "began": begun, "inside": inside, "calls": calls}))
     dist.barrier()

@@ -2,7 +2,7 @@
 
 The *signature* of a rank's shard is exchanged before the first three votes and kept: ranks with equal signatures hold replicas of each
 other. The *blob* is what only this rank knows, as named parts; a witness is sent the parts that changed since the last vote over
-the same communicator, and everything in the first vote over a new one. Of every ward, and of this rank, the blobs of the last two votes
+the same connections, and everything in the first vote over new ones. Of every ward, and of this rank, the blobs of the last two votes
 are kept; ``vote`` says why two are needed and enough.
 May not know: migrations, how votes are held.
 """
@@ -15,6 +15,7 @@ from tmrun.core.errors import WorkerError
 from tmrun.worker import values, vote
 from tmrun.worker.comm import Backend
 from tmrun.worker.state import Needs, State
+from tmrun.worker.wires import Wires
 
 _SIGNED_VOTES = 3
 _KEPT = 2
@@ -25,20 +26,19 @@ class Ledger:
 
     def __init__(self) -> None:
         self.signatures: tuple[bytes, ...] = ()
-        self.capacity = vote.FIRST_CAPACITY
         self._poll: vote.Poll | None = None
         self._signed = 0
         self._blobs: dict[int, dict[int, Needs]] = {}
         """rank -> step -> what it said in that step's vote: our own, and our wards'."""
 
-    def vote(self, control: Backend, place: tuple[int, int], state: State, ballot: vote.Ballot) -> vote.Tally:
+    def vote(self, control: Backend, wires: Wires, place: tuple[int, int], state: State, ballot: vote.Ballot) -> vote.Tally:
         """Vote as (rank, ranks a node). Raises RuntimeError when the vote is lost here, WorkerError when ranks contradict each other."""
         rank, local_world = place
         if self._signed < _SIGNED_VOTES:
             self.signatures = vote.exchange_signatures(control, state.signature())
-        fresh = self._poll is None or self._poll.control is not control
+        fresh = self._poll is None or self._poll.wires is not wires
         if self._poll is None or fresh:
-            self._poll = vote.Poll(control, rank, local_world, self.capacity)
+            self._poll = vote.Poll(wires, rank, control.size(), local_world)
         mine = state.needs()
         before = {} if fresh else self._newest(rank)
         self.witness(rank, ballot.step, mine)
@@ -46,7 +46,6 @@ class Ledger:
         tally = self._poll.vote(
             ballot, _changes(before, mine), lambda ward, blob: self.witness(ward, ballot.step, _apply(bases.get(ward, {}), blob))
         )
-        self.capacity = self._poll.capacity
         self._signed += 1
         return tally
 
@@ -63,16 +62,15 @@ class Ledger:
             del kept[old]
 
     def switched(self) -> None:
-        """The communicator is about to be replaced: let go of it."""
+        """The connections are about to be replaced: let go of them."""
         self._poll = None
 
     def restarted(self) -> None:
         """Everybody went back to an earlier step: what was said since does not count."""
         self._blobs.clear()
 
-    def adopt(self, rank: int, signatures: tuple[bytes, ...], capacity: int) -> None:
+    def adopt(self, rank: int, signatures: tuple[bytes, ...]) -> None:
         """Continue as ``rank``, with what its job agreed on."""
-        self.capacity = capacity
         self.signatures, self._signed = signatures, _SIGNED_VOTES
         self._blobs.clear()
 

@@ -17,7 +17,7 @@ May not know: steps, votes, when the result is used.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -27,10 +27,11 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from tmrun import wire
-from tmrun.worker import comm
+from tmrun.worker import comm, wires
 from tmrun.worker.agent_store import AgentStore
 from tmrun.worker.comm import Communicator, Kinds, Like
 from tmrun.worker.groups import Group
+from tmrun.worker.wires import Wires
 
 CONTROL = "tmrun.control"
 """Name under which the control group is reported and bootstrapped."""
@@ -63,6 +64,8 @@ class Plan:
     world: int
     groups: tuple[Group, ...]
     device: torch.device = comm.ANY.device
+    peers: Collection[int] = ()
+    """Ranks with which this one has connections of its own (``wires``)."""
 
     def id_of(self, name: str) -> str:
         """Bootstrap id of a communicator of this migration."""
@@ -85,6 +88,7 @@ class Built:
     kept: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Groups of this rank that keep their connections though a rank was lost."""
     control: Communicator | None = None
+    wires: Wires | None = None
     transfer: Communicator | None = None
     direct: Communicator | None = None
     """Beside ``transfer``, for tensors on a device."""
@@ -161,6 +165,7 @@ class Build:
             self.built.ranks[group.name] = group.ranks
         self.built.control = self._build(store, comm.CONTROL, CONTROL, rank, self.plan.world)
         self.built.ranks[CONTROL] = tuple(range(self.plan.world))
+        self.built.wires = wires.connect(PrefixStore(self.plan.id_of(CONTROL), store), rank, self.plan.peers)
         if self.plan.role is Role.JOINER and self.plan.prepare.kind is wire.Kind.DRAIN:
             self._connect_transfer(store, 1)
 

@@ -5,16 +5,14 @@
 
 A plain connection, not a process group: it is cut without waking anybody else, and bulk data cannot get in the way of a vote. Parts are
 sent straight from the packed buffers in small writes and received straight into buffers, without the GIL. Interfaces are chosen
-as gloo chooses them (GLOO_SOCKET_IFNAME). May not know: when a snapshot is taken, what is in it.
+as gloo chooses them (``address``). May not know: when a snapshot is taken, what is in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hmac
-import os
 import queue
 import secrets
 import socket
@@ -27,6 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tmrun.worker import address
 from tmrun.worker.agent_store import AgentStore
 from tmrun.worker.transfer import Parcel
 
@@ -36,7 +35,6 @@ _CHUNK = 1 << 20
 _TOKEN_BYTES = 16
 _RETRY_S = 0.2
 _GREETING_S = 10.0
-_SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class Courier:
 
     # -- receiving ------------------------------------------------------------------------------------------------------------------
     def _receive_all(self) -> None:
-        listener = self._keep(socket.create_server((own_address(), 0), backlog=4))
+        listener = self._keep(address.listen(backlog=4))
         try:
             self._serve(listener)
         finally:
@@ -132,7 +130,7 @@ class Courier:
     def _serve(self, listener: socket.socket) -> None:
         token = secrets.token_bytes(_TOKEN_BYTES)
         with self._store() as store:
-            store.set(self._route.key(self._route.rank), f"{own_address()}:{listener.getsockname()[1]}:{token.hex()}")
+            store.set(self._route.key(self._route.rank), f"{address.own()}:{listener.getsockname()[1]}:{token.hex()}")
         while not self._closed:
             ward = self._keep(listener.accept()[0])
             try:
@@ -228,19 +226,6 @@ def view(tensor: torch.Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.numel()).from_address(tensor.data_ptr())).cast("B")
-
-
-def own_address() -> str:
-    """Our IPv4 address for peers: of GLOO_SOCKET_IFNAME's first interface if set, else what the host name resolves to."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    try:
-        if interface:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-            return socket.inet_ntoa(answer[20:24])
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
 
 
 def _shut(sock: socket.socket) -> None:

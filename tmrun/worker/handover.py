@@ -193,7 +193,6 @@ def _agreed(process: Process) -> dict[str, Any]:
     return {
         "total": process.total,
         "signatures": list(process.ledger.signatures),
-        "capacity": process.ledger.capacity,
         "untrained": process.state.untrained.found,
     }
 
@@ -202,7 +201,7 @@ def _adopt(process: Process, tree: dict[str, Any], *, since_reset: int) -> None:
     if tree["total"] != process.total:
         raise WorkerError(f"the running job plans {many(tree['total'], 'step')}, this script {process.total}; same script, same flags?")
     c10d._world.group_count = tree["group_count"]
-    process.ledger.adopt(process.rank, tuple(tree["signatures"]), tree["capacity"])
+    process.ledger.adopt(process.rank, tuple(tree["signatures"]))
     process.state.untrained.adopt(tree["untrained"])
     process.state.gradients.adopt(tree["gradients"])
     process.counters = Counters(SETTLED_STEPS, since_reset)

@@ -39,7 +39,7 @@ def deliver(process: Process, message: wire.Message) -> None:
 def new_build(process: Process, pending: Pending, role: Role) -> Build:
     """A build for a migration, not started yet."""
     live = process.live
-    plan = Plan(pending.prepare, role, process.world, tuple(live.groups), live.device.torch_device)
+    plan = Plan(pending.prepare, role, process.world, tuple(live.groups), live.device.torch_device, process.peers_of(pending.prepare.rank))
     return Build(plan, process.live.new_store, partial(_build_changed, process, pending))
 
 

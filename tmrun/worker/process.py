@@ -147,6 +147,10 @@ class Process:
         """Ranks of which we keep it."""
         return vote.wards_of(self.rank, self.world, self.who.local_world)
 
+    def peers_of(self, rank: int) -> set[int]:
+        """With whom it has connections for votes."""
+        return vote.peers_of(rank, self.world, self.who.local_world)
+
     def leaves(self, pending: Pending) -> bool:
         """Whether a migration lets this process go."""
         return not pending.failure and self.rank in pending.prepare.ranks

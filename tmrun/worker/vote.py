@@ -7,8 +7,8 @@ Every rank votes once a step, when its gradients are complete and before the fir
     spread  ceil(log2(world)) rounds (the dissemination barrier of Hensgen, Finkel and Manber, 1988): in round j it tells the rank 2^j
             ahead what it has heard of so far, and hears from the rank 2^j behind; what is told are minima and maxima of a few numbers
 
-A round is one small message; its receive was posted before, so nobody waits for a handshake. If everybody is everybody's
-witness, the first message has said it all and nothing is spread. Why it is safe to act on:
+A round is one small message (``wires``). If everybody is everybody's witness, the first message has said it all and nothing is spread.
+Why it is safe to act on:
 
     A  That the vote passed on one rank proves that every rank entered it: what it heard depends on a message of every rank.
     B  It also proves that every witness holds its wards' blobs of this vote, in the process that passed or in another: a rank spreads
@@ -27,23 +27,21 @@ May not know: what is in a blob, what follows from the result.
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from tmrun.core import planner
 from tmrun.core.errors import WorkerError
 from tmrun.worker import values
-from tmrun.worker.comm import LONG, Backend
+from tmrun.worker.comm import Backend
+from tmrun.worker.wires import Wires
 
-_NUMBERS = struct.Struct("<8q")
-FIRST_CAPACITY = 1 << 15
-_GIVE, _SPREAD = 20, 21
+_NUMBERS = struct.Struct("<7q")
+_LENGTH = struct.Struct("<q")
 
 
 def witnesses_of(rank: int, world: int, local_world: int) -> tuple[int, ...]:
@@ -81,14 +79,12 @@ class Tally(NamedTuple):
     least_held: int
     most_held: int
     every: int
-    longest: int
-    """Bytes of the longest first message."""
 
     @staticmethod
-    def of(ballot: Ballot, longest: int) -> Tally:
+    def of(ballot: Ballot) -> Tally:
         """One rank's own."""
         step, ready, held = ballot.step, ballot.ready, ballot.held
-        return Tally(step, step, ready, ready, held, held, ballot.every, longest)
+        return Tally(step, step, ready, ready, held, held, ballot.every)
 
     def with_(self, other: Tally) -> Tally:
         """Both sets together."""
@@ -101,7 +97,6 @@ class Tally(NamedTuple):
             min(a.least_held, b.least_held),
             max(a.most_held, b.most_held),
             max(a.every, b.every),
-            max(a.longest, b.longest),
         )
 
     @property
@@ -118,83 +113,47 @@ class Tally(NamedTuple):
         return self.least_held == self.most_held == snapshot
 
 
-Arrival = tuple[dist.Work, bytearray]
-"""A receive that was posted, and where it arrives."""
-
-
 class Poll:
-    """The votes that are held over one communicator. Made anew, with nothing assumed of the others, when it is replaced."""
+    """The votes that are held over one set of connections. Made anew, with nothing assumed of the others, when it is replaced."""
 
-    def __init__(self, control: Backend, rank: int, local_world: int, capacity: int = FIRST_CAPACITY) -> None:
-        self.control = control
-        self.capacity = capacity
-        self._rank, self._world = rank, control.size()
-        self._witnesses = witnesses_of(rank, self._world, local_world)
-        self._wards = wards_of(rank, self._world, local_world)
-        alone = len(self._wards) == self._world - 1
-        self._rounds = 0 if alone else (self._world - 1).bit_length()
-        self._sent: list[tuple[dist.Work, torch.Tensor]] = []
-        self._given: dict[int, Arrival] = {}
-        self._heard: list[Arrival] = []
-        self._expected = False
-        self._rooms: dict[tuple[int, int], tuple[bytearray, torch.Tensor]] = {}
-        """By sender and tag: what one vote received has been read when the next one is expected. A torch call a message costs more."""
-
-    def _expect(self) -> None:
-        """Post all receives of the next vote, unless that is done."""
-        if self._expected:
-            return
-        room = _NUMBERS.size + self.capacity
-        self._given = {ward: self._receive(ward, room, _GIVE) for ward in self._wards}
-        self._heard = [self._receive((self._rank - (1 << j)) % self._world, _NUMBERS.size, _SPREAD + j) for j in range(self._rounds)]
-        self._expected = True
+    def __init__(self, wires: Wires, rank: int, world: int, local_world: int) -> None:
+        self.wires = wires
+        self._rank, self._world = rank, world
+        self._witnesses = witnesses_of(rank, world, local_world)
+        self._wards = wards_of(rank, world, local_world)
+        self._rounds = rounds(world, len(self._wards))
 
     def vote(self, ballot: Ballot, blob: bytes, hold: Callable[[int, bytes], None]) -> Tally:
-        """Vote; ``hold(ward, blob)`` has to keep what it is given. Raises RuntimeError when the vote is lost here; others may have passed.
+        """Vote; ``hold(ward, blob)`` has to keep what it is given.
 
-        All ranks have the same room for a blob. If somebody's does not fit, all see it, make room and vote once more.
+        Raises RuntimeError when the vote is lost here; others may have passed.
         """
-        tally = self._once(ballot, blob, hold)
-        if tally.longest > self.capacity:
-            self.capacity = 1 << (tally.longest - 1).bit_length()
-            tally = self._once(ballot, blob, hold)
-        with contextlib.suppress(RuntimeError):  # a peer that needs no next vote (a drain) may have hung up; this one has passed
-            self._expect()
+        wires, tally = self.wires, Tally.of(ballot)
+        message = _NUMBERS.pack(*tally) + _LENGTH.pack(len(blob)) + blob
+        for witness in self._witnesses:
+            wires.send(witness, message)
+        for ward in self._wards:
+            head = wires.receive(ward, _NUMBERS.size + _LENGTH.size)
+            hold(ward, bytes(wires.receive(ward, *_LENGTH.unpack_from(head, _NUMBERS.size))))
+            tally = tally.with_(_unpack(head))
+        for j in range(self._rounds):
+            wires.send((self._rank + (1 << j)) % self._world, _NUMBERS.pack(*tally))
+            tally = tally.with_(_unpack(wires.receive((self._rank - (1 << j)) % self._world, _NUMBERS.size)))
         if tally.first_step != tally.last_step:
             raise WorkerError(f"ranks are in different steps, {tally.first_step} to {tally.last_step}; do all run the same loop?")
         return tally
 
-    def _once(self, ballot: Ballot, blob: bytes, hold: Callable[[int, bytes], None]) -> Tally:
-        self._expect()
-        before, self._sent, self._expected = self._sent, [], False
-        tally = Tally.of(ballot, len(blob))
-        message = _pack(tally) + (blob if len(blob) <= self.capacity else b"")
-        for witness in self._witnesses:
-            self._send(witness, message, _GIVE)
-        for ward, (work, buffer) in self._given.items():
-            _await(work)
-            theirs = _unpack(buffer)
-            if theirs.longest <= self.capacity:
-                hold(ward, bytes(memoryview(buffer)[_NUMBERS.size : _NUMBERS.size + theirs.longest]))
-            tally = tally.with_(theirs)
-        for j, (work, buffer) in enumerate(self._heard):
-            self._send((self._rank + (1 << j)) % self._world, _pack(tally), _SPREAD + j)
-            _await(work)
-            tally = tally.with_(_unpack(buffer))
-        del before  # nobody waited for them, but this vote could not have passed before they arrived
-        return tally
 
-    def _send(self, to: int, message: bytes, tag: int) -> None:
-        tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        self._sent.append((self.control.send([tensor], to, tag), tensor))
+def rounds(world: int, wards: int) -> int:
+    """How often what was heard is spread."""
+    return 0 if wards == world - 1 else (world - 1).bit_length()
 
-    def _receive(self, sender: int, size: int, tag: int) -> Arrival:
-        buffer, tensor = self._rooms.get((sender, tag), (bytearray(), None))
-        if tensor is None or len(buffer) != size:  # a shorter message fits as well
-            buffer = bytearray(size)
-            tensor = torch.frombuffer(buffer, dtype=torch.uint8)
-            self._rooms[sender, tag] = buffer, tensor
-        return self.control.recv([tensor], sender, tag), buffer
+
+def peers_of(rank: int, world: int, local_world: int) -> set[int]:
+    """Whom ``rank`` sends to, or hears from, in a vote."""
+    wards = wards_of(rank, world, local_world)
+    spread = {(rank + sign * (1 << j)) % world for j in range(rounds(world, len(wards))) for sign in (1, -1)}
+    return {*witnesses_of(rank, world, local_world), *wards} | spread
 
 
 def exchange_signatures(control: Backend, signature: bytes) -> tuple[bytes, ...]:
@@ -204,14 +163,5 @@ def exchange_signatures(control: Backend, signature: bytes) -> tuple[bytes, ...]
     return tuple(values.tensor_bytes(row) for row in everyone.view(control.size(), -1))
 
 
-def _await(work: dist.Work) -> None:
-    """Here a rank waits for a slower one."""
-    work.wait(LONG)
-
-
-def _pack(tally: Tally) -> bytes:
-    return _NUMBERS.pack(*tally)
-
-
-def _unpack(buffer: bytearray) -> Tally:
-    return Tally._make(_NUMBERS.unpack_from(buffer))
+def _unpack(message: bytearray) -> Tally:
+    return Tally._make(_NUMBERS.unpack_from(message))
