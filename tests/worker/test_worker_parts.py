@@ -55,6 +55,13 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 # -- votes --------------------------------------------------------------------------------------------------------------------------
 @pytest.fixture
+def world(request: pytest.FixtureRequest) -> list[comm.Communicator]:
+    """A communicator of so many ranks."""
+    size, store = request.param, dist.HashStore()
+    return together(*(lambda r=r: comm.build(comm.CONTROL, store, r, size, timedelta(seconds=30)) for r in range(size)))
+
+
+@pytest.fixture
 def ring(request: pytest.FixtureRequest) -> list[wires.Wires]:
     """So many ranks, each a node."""
     return wired(request.param)
@@ -400,8 +407,8 @@ class Counting:
         self.in_place += tensor.untyped_storage().data_ptr() in self._places and tensor.nbytes
 
 
-@pytest.mark.parametrize("ring", [2], indirect=True)
-def test_what_a_device_holds_goes_from_device_to_device(ring: list[comm.Communicator], pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_what_a_device_holds_goes_from_device_to_device(world: list[comm.Communicator], pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large tensors straight from and into their memory; beside them the receiver needs room for the parts that are under way only."""
     monkeypatch.setattr(image, "PART", 1 << 20)
     states = [State(modules={"odd": Odd()}), State(modules={"odd": Odd()})]
@@ -416,8 +423,8 @@ def test_what_a_device_holds_goes_from_device_to_device(ring: list[comm.Communic
 
     monkeypatch.setattr(image.Image, "_buffer", counted)
     together(
-        lambda: transfer.send_source(ring[0].backend, 1, states[0], {}, direct={"cpu": own[0]}),  # type: ignore[dict-item]
-        lambda: transfer.receive_source(ring[1].backend, 0, states[1], direct={"cpu": own[1]}),  # type: ignore[dict-item]
+        lambda: transfer.send_source(world[0].backend, 1, states[0], {}, direct={"cpu": own[0]}),  # type: ignore[dict-item]
+        lambda: transfer.receive_source(world[1].backend, 0, states[1], direct={"cpu": own[1]}),  # type: ignore[dict-item]
     )
     assert equal(contents(states[0]), contents(states[1]))
     size = sum(t.nbytes for t in states[0].tensors()["odd"].values())
@@ -427,8 +434,8 @@ def test_what_a_device_holds_goes_from_device_to_device(ring: list[comm.Communic
     assert sum(room) < 200, "only what is small was packed"
 
 
-@pytest.mark.parametrize("ring", [4], indirect=True)
-def test_several_sources_each_send_a_share(ring: list[comm.Communicator], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("world", [4], indirect=True)
+def test_several_sources_each_send_a_share(world: list[comm.Communicator], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters and optimizer come from all, buffers from the first, though they differ."""
     monkeypatch.setattr(image, "PART", 256)
     monkeypatch.setattr(image, "_LARGE", 64)
@@ -438,18 +445,18 @@ def test_several_sources_each_send_a_share(ring: list[comm.Communicator], monkey
         transfer.unpack(replica, transfer.pack(states[0], {})[0])
         replica.modules["net"].norm.running_mean.fill_(7)
     sent = together(
-        lambda: transfer.send_source(ring[0].backend, 3, states[0], {}, sources=(0, 1, 2))[0],
-        lambda: transfer.send_share(ring[1].backend, 3, states[1], 3, 1),
-        lambda: transfer.send_share(ring[2].backend, 3, states[2], 3, 2),
-        lambda: transfer.receive_source(ring[3].backend, 0, states[3])[1],
+        lambda: transfer.send_source(world[0].backend, 3, states[0], {}, sources=(0, 1, 2))[0],
+        lambda: transfer.send_share(world[1].backend, 3, states[1], 3, 1),
+        lambda: transfer.send_share(world[2].backend, 3, states[2], 3, 2),
+        lambda: transfer.receive_source(world[3].backend, 0, states[3])[1],
     )
     assert sum(sent[:3]) == sent[3]
     assert min(sent[1:3]) > 500
     assert equal(contents(states[0]), contents(states[3]))
 
 
-@pytest.mark.parametrize("ring", [2], indirect=True)
-def test_whoever_receives_over_a_device_hears_on_the_cpu_that_its_source_has_gone(ring: list[comm.Communicator]) -> None:
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_whoever_receives_over_a_device_hears_on_the_cpu_that_its_source_has_gone(world: list[comm.Communicator]) -> None:
     """Its parts never come, and nobody says so."""
     states = [State(modules={"odd": Odd()}), State(modules={"odd": Odd()})]
     under_way = SimpleNamespace(is_completed=lambda: False)
@@ -457,12 +464,12 @@ def test_whoever_receives_over_a_device_hears_on_the_cpu_that_its_source_has_gon
 
     def send() -> None:
         with pytest.raises(RuntimeError):
-            transfer.send_source(ring[0].backend, 1, states[0], {}, timedelta(seconds=0.5), direct={"cpu": never})  # type: ignore[dict-item]
-        ring[0].connection.close()
+            transfer.send_source(world[0].backend, 1, states[0], {}, timedelta(seconds=0.5), direct={"cpu": never})  # type: ignore[dict-item]
+        world[0].connection.close()
 
     def receive() -> None:
         with pytest.raises(RuntimeError, match="rank 0 has gone"):
-            transfer.receive_source(ring[1].backend, 0, states[1], timedelta(seconds=60), direct={"cpu": never})  # type: ignore[dict-item]
+            transfer.receive_source(world[1].backend, 0, states[1], timedelta(seconds=60), direct={"cpu": never})  # type: ignore[dict-item]
 
     began = time.monotonic()
     together(send, receive)
