@@ -4,7 +4,8 @@ STAND_IN: instead of gloo a stand-in for NCCL, which is to give the same. With T
 many blocks the second stage of a pipeline has more. TEST_AS_0: what a rehearsal as rank 0 does, ``fail``, ``leave`` or ``linger``.
 TEST_COMPILE: blocks are compiled, of a pipeline the stage.
 
-Each step takes TEST_PACE_S seconds more, until the file ``fast`` is there, beside the losses.
+Each step takes TEST_PACE_S seconds more, until the file ``fast`` is there, beside the losses. Logged for a step are its loss, the
+parameters after it, and the type of each gradient that came into the first block, one a pass backward.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import faulthandler
 import hashlib
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_nccl
+import numpy
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -39,6 +42,7 @@ ACCUMULATE = int(os.environ.get("TEST_ACCUMULATE", "1"))
 EVALUATE = os.environ.get("TEST_EVALUATE") == "1"
 ZERO = os.environ.get("TEST_ZERO", "")
 BF16 = os.environ.get("TEST_BF16") == "1"
+COMPILE = os.environ.get("TEST_COMPILE") == "1"
 
 
 class Block(nn.Module):
@@ -59,13 +63,25 @@ class Job:
         self.first = self.model[0]
         self.data_rank = self.dropout_rank = dist.get_rank()
         self.step = 0
+        self.passes: list[str] = []
+        if not COMPILE:
+            self.first.narrow.register_full_backward_hook(self.passed)
+
+    def passed(self, module: nn.Module, taken: Any, given: tuple[torch.Tensor, ...]) -> None:
+        self.passes.append(str(given[0].dtype).removeprefix("torch."))
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
         with self.quiet(last):
-            with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
-                loss = F.mse_loss(self.model(x), y) / ACCUMULATE
+            with self.mixed():
+                loss = F.mse_loss(self.forward(x), y) / ACCUMULATE
             loss.backward()
         return loss.item()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+    def mixed(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast("cpu", torch.bfloat16, enabled=BF16)
 
     def quiet(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -93,9 +109,10 @@ class Ddp(Job):
     def __init__(self, **options: Any) -> None:
         super().__init__(7)
         self.model = nn.parallel.DistributedDataParallel(self.model, bucket_cap_mb=0.01, **options)
+        self.never_quiet = self.model.static_graph  # torch finds the graph in the first pass backward, and cannot without its reducer
 
     def quiet(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if last else self.model.no_sync()
+        return contextlib.nullcontext() if last or self.never_quiet else self.model.no_sync()
 
 
 class Flat(Job):
@@ -108,10 +125,8 @@ class Flat(Job):
         for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True):
             parameter.grad = part.view_as(parameter)
 
-    def backward(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
-        loss = F.mse_loss((self.model if self.step % 2 else self.model[:2])(x), y) / ACCUMULATE
-        loss.backward()
-        return loss.item()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.model if self.step % 2 else self.model[:2])(x)
 
     def zero(self, optimizer: torch.optim.Optimizer) -> None:
         self.flat.zero_()
@@ -171,10 +186,11 @@ class Pipeline(Job):
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
         losses: list[torch.Tensor] = []
-        if self.place == 0:
-            self.schedule.step(x)
-        else:
-            self.schedule.step(target=y, losses=losses)
+        with self.mixed():
+            if self.place == 0:
+                self.schedule.step(x)
+            else:
+                self.schedule.step(target=y, losses=losses)
         return float(sum(loss.item() for loss in losses))
 
     def reduce(self) -> None:
@@ -222,6 +238,11 @@ def on_request() -> None:
         values.sums = lambda part: sums(part + 1)
 
 
+def seed(number: int) -> None:
+    for each in (torch.manual_seed, random.seed, numpy.random.seed):
+        each(number)
+
+
 def as_rank_0(what: str) -> None:
     """In a rehearsal."""
     if what == "fail":
@@ -238,9 +259,10 @@ def train(job: Job, parameters: list[Any], optimizer: torch.optim.Optimizer, sch
     if ZERO != "after":
         job.zero(optimizer)
     loss = 0.0
+    job.passes.clear()
     for part in range(ACCUMULATE):
         generator = torch.Generator().manual_seed((job.step * 100 + job.data_rank) * 10 + part)
-        x, y = torch.randn(2, ROWS, WIDTH, generator=generator)
+        x, y = torch.randn(2, ROWS, WIDTH, generator=generator) * (0.5 + random.random() + numpy.random.rand())
         loss += job.backward(x, y, last=part == ACCUMULATE - 1)
     job.reduce()
     nn.utils.clip_grad_norm_(parameters, 0.5)
@@ -262,9 +284,9 @@ def main() -> None:
     initialise(os.environ.get("STAND_IN", "gloo"))
     rank = dist.get_rank()
     job = MODES[os.environ["TEST_MODE"]]()
-    if os.environ.get("TEST_COMPILE") == "1":
+    if COMPILE:
         job.compile()
-    torch.manual_seed(50 + job.dropout_rank)
+    seed(50 + job.dropout_rank)
     parameters = list(job.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
@@ -288,7 +310,7 @@ def main() -> None:
             print("rehearsed", int(step), loss.hex(), flush=True)
         if step.committed:
             with open(args.log_losses / f"rank{rank}.txt", "a") as log:
-                log.write(f"{step} {loss.hex()}/{local_digest(*parameters)[:16]}\n")
+                log.write(f"{step} {loss.hex()}/{local_digest(*parameters)[:16]}/{','.join(job.passes)}\n")
     mine = local_digest(*parameters, *(v for s in optimizer.state.values() for v in s.values()))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from trials import STEP, WORLD, Trials
+from trials import STEP, WORLD, Trials, read_losses
 
 REPLICATED = ("ddp", "ddp_static", "flat", "hsdp", "pp_dp")
 SHARDED = ("fsdp2", "tp", "fsdp2_tp", "pp")
+VARIANTS = {"accumulation": "TEST_ACCUMULATE=2", "bf16": "TEST_BF16=1"}
+CELLS = [
+    *((mode, variant, event) for mode in ("ddp", "hsdp") for variant in VARIANTS for event in ("drain", "backward", "after_vote")),
+    ("ddp_static", "accumulation", "after_vote"),
+    ("ddp_static", "bf16", "drain"),
+    ("flat", "accumulation", "drain"),
+    ("flat", "bf16", "backward"),
+    ("fsdp2", "accumulation", "backward"),
+    ("fsdp2", "bf16", "after_vote"),
+    ("tp", "accumulation", "drain"),
+    ("tp", "bf16", "backward"),
+    ("fsdp2_tp", "accumulation", "after_vote"),
+    ("fsdp2_tp", "bf16", "drain"),
+    ("pp", "accumulation", "backward"),
+    ("pp", "bf16", "after_vote"),
+    ("pp_dp", "accumulation", "drain"),
+    ("pp_dp", "bf16", "backward"),
+]
+"""Every layout with either variant, and either variant through every event."""
 
 
 @pytest.mark.parametrize("mode", WORLD)
@@ -27,16 +46,20 @@ def test_killed_without_a_replica(trials: Trials, mode: str, point: str) -> None
     assert trials.kill(mode, 1, point, TMRUN_SNAPSHOT_EVERY="3") <= STEP
 
 
-@pytest.mark.parametrize("mode", ["ddp", "hsdp"])
-@pytest.mark.parametrize("variant", ["TEST_ACCUMULATE=2", "TEST_BF16=1"])
-@pytest.mark.parametrize("point", ["backward", "after_vote"])
-def test_variants(trials: Trials, mode: str, variant: str, point: str) -> None:
-    assert trials.kill(mode, 1, point, **dict([variant.split("=")])) == STEP + (point == "after_vote")
-
-
-@pytest.mark.parametrize("variant", ["TEST_ACCUMULATE=2", "TEST_BF16=1"])
-def test_variants_drained(trials: Trials, variant: str) -> None:
-    trials.drain("hsdp", 2, **dict([variant.split("=")]))
+@pytest.mark.parametrize(("mode", "variant", "event"), CELLS)
+def test_variants(trials: Trials, mode: str, variant: str, event: str) -> None:
+    environment = dict([VARIANTS[variant].split("=")])
+    if event == "drain":
+        trials.drain(mode, WORLD[mode] - 1, **environment)
+    elif mode in SHARDED:
+        assert trials.kill(mode, 1, event, TMRUN_SNAPSHOT_EVERY="3", **environment) <= STEP
+    else:
+        assert trials.kill(mode, 1, event, **environment) == STEP + (event == "after_vote")
+    (job,) = trials.made
+    passes = (4 if mode.startswith("pp") else 1) * (2 if variant == "accumulation" else 1)
+    wanted = ",".join(["bfloat16" if variant == "bf16" else "float32"] * passes)
+    for rank in range(job.world):
+        assert {line.split("/")[2] for line in read_losses(job.losses, rank).values()} == {wanted}, rank
 
 
 @pytest.mark.parametrize("mode", ["ddp_views", "hsdp"])

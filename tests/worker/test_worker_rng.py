@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tmrun.worker import rng, unchanged
 
@@ -105,6 +106,40 @@ def test_numpys_generator_of_another_kind_is_asked(monkeypatch: pytest.MonkeyPat
     trial = np.random.RandomState(np.random.PCG64(1))
     monkeypatch.setattr(np.random, "get_state", trial.get_state)
     assert unchanged.numpy(np) is None
+
+
+def test_the_generators_of_devices_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stand-ins for GPUs; torch gives their states, and wants them, as bytes on the CPU."""
+    gpus = [torch.Generator().manual_seed(number) for number in range(2)]
+
+    def put(states: list[torch.Tensor]) -> None:
+        for gpu, state in zip(gpus, states, strict=True):
+            gpu.set_state(state)
+
+    def draw() -> list[float]:
+        return [torch.rand((), generator=gpu).item() for gpu in gpus]
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [gpu.get_state() for gpu in gpus])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put)
+    draw()
+    kept = rng.capture()
+    parts = rng.encode(kept)
+    wanted = draw()
+    rng.restore(kept)
+    assert draw() == wanted
+    for gpu in gpus:
+        gpu.manual_seed(9)
+    rng.encode(rng.capture())
+    rng.restore(rng.decode(parts))
+    assert draw() == wanted
+
+
+def test_a_process_that_uses_no_device_is_not_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: pytest.fail("this would set the device up"))
+    assert "cuda" not in rng.capture()
 
 
 def _same(one: Any, other: Any) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from trials import STEP, Trials
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import courier, snapshot, vote
+from tmrun.worker import address, courier, snapshot, vote
 from tmrun.worker.snapshot import Snapshots
 from tmrun.worker.state import State
 from tmrun.worker.transfer import Parcel
@@ -51,9 +53,9 @@ class Store:
 
 class Ranks:
     def __init__(self, world: int) -> None:
-        values: dict[str, bytes] = {}
+        self.values: dict[str, bytes] = {}
         changed = threading.Condition()
-        open_store: Any = lambda: Store(values, changed)  # noqa: E731
+        open_store: Any = lambda: Store(self.values, changed)  # noqa: E731
         self.told: list[wire.Copied] = []
         self.all = [Snapshots(open_store, self.told.append) for _ in range(world)]
         self.states = [State({"model": torch.nn.Linear(8, 8)}) for _ in range(world)]
@@ -61,7 +63,7 @@ class Ranks:
             each.place(rank, world, 1)
 
     def vote(self, step: int, step_s: float = 1.0) -> None:
-        tallies = [vote.Tally.of(vote.Ballot(step, held=r.held, every=r.every(step_s)), 0) for r in self.all]
+        tallies = [vote.Tally.of(vote.Ballot(step, held=r.held, every=r.every(step_s))) for r in self.all]
         for each in self.all:
             each.agree(functools.reduce(vote.Tally.with_, tallies), SIGNATURES)
 
@@ -69,6 +71,10 @@ class Ranks:
         for each, state in zip(self.all, self.states, strict=True):
             assert each.is_due(step)
             each.take("s", step, state, {"step": step})
+
+    def addresses(self) -> list[str]:
+        """Of their couriers."""
+        return [value.decode() for value in self.values.values()]
 
     def wait(self, until: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
@@ -191,6 +197,53 @@ def test_a_damaged_parcel_is_refused() -> None:
             courier.receive_parcel(right)
 
 
+def test_a_partner_is_reached_at_the_chosen_address_only(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(address, "_of_name", lambda: "127.0.0.2")
+    ranks.vote(2)
+    ranks.take(3)
+    ranks.wait(lambda: all(r.held == 3 for r in ranks.all))
+    for published in ranks.addresses():
+        host, port, _ = published.rsplit(":", 2)
+        assert host == "127.0.0.2"
+        with pytest.raises(ConnectionRefusedError):
+            courier.socket.create_connection(("127.0.0.1", int(port)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"), [("lo", "127.0.0.1"), ("lo,nosuch0", "127.0.0.1"), ("nosuch0", "127.0.0.1"), (None, "127.0.0.3")]
+)
+def test_the_address_for_peers(monkeypatch: pytest.MonkeyPatch, chosen: str | None, told: str) -> None:
+    monkeypatch.setattr(address, "_of_name", lambda: "127.0.0.3")
+    if chosen is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    else:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
+    assert address.own() == told
+    with address.listen(backlog=1) as listener:
+        assert listener.getsockname()[0] == told
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ([(socket.AF_INET6, "2001:db8::7"), (socket.AF_INET, "192.0.2.7")], "192.0.2.7"),
+        ([(socket.AF_INET6, "2001:db8::7")], "2001:db8::7"),
+        ([], "127.0.0.1"),
+        (None, "127.0.0.1"),
+    ],
+)
+def test_the_address_of_the_host_name(monkeypatch: pytest.MonkeyPatch, known: list[tuple[int, str]] | None, told: str) -> None:
+    def resolve(*_: object, **__: object) -> list[Any]:
+        if known is None:
+            raise socket.gaierror("Name or service not known")
+        return [(family, socket.SOCK_STREAM, 6, "", (host, 0)) for family, host in known]
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert address.own() == told
+
+
 # -- in jobs ------------------------------------------------------------------------------------------------------------------------
 def test_two_losses_one_after_the_other(trials: Trials) -> None:
     """The second rank dies after everybody went back; its copy was taken after the first switch."""
@@ -212,3 +265,26 @@ def test_nothing_is_copied_where_replicas_exist(trials: Trials) -> None:
     job.heal({1: joiner})
     assert not job.expect(job.ranks[0], wire.Prepared).snapshots
     trials.same(job)
+
+
+def another_interface() -> tuple[str, str]:
+    """Name and address; not the one that is taken if nobody chooses."""
+    usual = socket.gethostbyname(socket.gethostname())
+    found = [(name, a.address) for name, of in psutil.net_if_addrs().items() for a in of if a.family is socket.AF_INET]
+    return next((name, address) for name, address in found if address != usual)
+
+
+def test_all_goes_over_the_chosen_interface(trials: Trials) -> None:
+    """Gradients, votes, the state of a rank that moves, copies."""
+    name, where = another_interface()
+    job = trials.make("fsdp2", TMRUN_SNAPSHOT_EVERY="2", TEST_PACE_S="0.1", GLOO_SOCKET_IFNAME=name)
+    joiner = job.standby(1)
+    job.start()
+    job.reach(4)
+    job.drain(1, joiner)
+    job.expect(joiner, wire.Resumed)
+    connections = [c for w in job.ranks.values() for c in psutil.Process(w.pid).net_connections("tcp")]
+    (job.losses / "fast").touch()
+    job.finish()
+    assert len(connections) > 4
+    assert {c.laddr.ip for c in connections} == {where}

@@ -25,11 +25,26 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW foreach": lambda p: torch.optim.AdamW(p, foreach=True, amsgrad=True),
     "AdamW tensor lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-3), foreach=False),
     "two groups": lambda p: torch.optim.AdamW([{"params": list(p)[:1], "lr": 0.1}, {"params": list(p)[1:], "weight_decay": 0.0}]),
-    **{
-        name: lambda p, name=name: getattr(torch.optim, name)(p)
-        for name in ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "LBFGS")
-    },
 }
+CLASSES = {name: each for name, each in vars(torch.optim).items() if isinstance(each, type) and issubclass(each, torch.optim.Optimizer)}
+del CLASSES["Optimizer"]
+OPTIMIZERS |= CLASSES
+"""All that this torch has."""
+
+
+class Looked(torch.nn.Module):
+    """Its gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(8, 2, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.abs().mul(4).long() % 8)
+
+
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {"SparseAdam": Looked, "Muon": lambda: torch.nn.Linear(3, 2, bias=False)}
+"""For those that do not take every parameter."""
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
@@ -59,7 +74,7 @@ def move(source: State, target: State) -> None:
 @pytest.mark.parametrize("rehearsed", [0, 3])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers(kind: str, rehearsed: int) -> None:
-    models = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
+    models = [MODELS.get(kind, lambda: torch.nn.Linear(3, 2))() for _ in range(2)]
     optimizers = [OPTIMIZERS[kind](model.parameters()) for model in models]
     train(models[0], optimizers[0], 0, 5)
     train(models[1], optimizers[1], 100, 100 + rehearsed)

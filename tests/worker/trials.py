@@ -1,4 +1,4 @@
-"""Jobs of ``matrix.py`` in which something happens, compared with the same job in which nothing does."""
+"""Jobs of ``matrix.py``, or of a script like it, in which something happens, compared with the same job in which nothing does."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ STEPS = 16
 class Trials:
     """Makes clusters whose processes are forked, and knows what each would have done alone."""
 
-    def __init__(self, nursery: Nursery, directory: Callable[[str], Path]) -> None:
-        self._nursery, self._directory = nursery, directory
+    def __init__(self, nursery: Nursery, directory: Callable[[str], Path], script: Path = SCRIPT) -> None:
+        self._nursery, self._directory, self._script = nursery, directory, script
         self._uninterrupted = functools.cache(self._run_alone)
         self.made: list[Cluster] = []
 
     def make(self, mode: str, world: int = 0, **environment: str) -> Cluster:
-        job = Cluster(self._directory(mode), world or WORLD[mode], ["--steps", str(STEPS)], {"TEST_MODE": mode, **environment}, SCRIPT)
+        arguments = ["--steps", str(STEPS)]
+        job = Cluster(self._directory(mode), world or WORLD[mode], arguments, {"TEST_MODE": mode, **environment}, self._script)
         job.nursery = self._nursery
         self.made.append(job)
         return job
@@ -70,7 +71,7 @@ class Trials:
         arguments = ["--steps", str(STEPS), "--log-losses", str(directory)]
         logs = [directory / f"{rank}.log" for rank in range(world)]
         children = [
-            self._nursery.run(SCRIPT, arguments, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log, directory)
+            self._nursery.run(self._script, arguments, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log, directory)
             for rank, log in enumerate(logs)
         ]
         for child, log in zip(children, logs, strict=True):
