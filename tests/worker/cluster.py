@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -70,6 +70,7 @@ class Cluster:
         self.processes: list[subprocess.Popen[bytes] | Child] = []
         self.epoch = 1
         self.migration = 0
+        self.edit_map: Callable[[dict[str, str]], object] | None = None
 
     # -- processes ------------------------------------------------------------------------------------------------------------------
     def start(self, *, at_once: bool = False) -> None:
@@ -213,5 +214,7 @@ class Cluster:
     def _commit(self, number: int, how: Resume, votes: list[wire.Prepared], to: list[Worker]) -> None:
         self.epoch += 1
         comm = {name: f"m{number}/{name}" for vote in votes for name in vote.groups}
+        if self.edit_map is not None:
+            self.edit_map(comm)
         for worker in to:
             worker.channel.send(wire.Commit(number, self.epoch, how.target, how.sources, comm, how.witness, how.rollback))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cluster import SCRIPT, STEPS, Cluster
 from nursery import Nursery
-from trials import Trials
+from trials import Trials, run_alone
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,14 @@ class Reference:
 
     digest: str
     losses: dict[int, dict[int, str]]
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run without tmrun: the final digest, and the folder of its logs."""
+
+    digest: str
+    logs: Path
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +95,18 @@ def nursery() -> Iterator[Nursery]:
     made = Nursery()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int, int], Undisturbed]:
+    """Runs a script (of so many ranks and steps) as nothing disturbs it, once a session."""
+
+    @functools.cache
+    def run(script: Path, world: int, steps: int) -> Undisturbed:
+        directory = tmp_path_factory.mktemp("undisturbed")
+        return Undisturbed(run_alone(nursery, script, directory, world, steps, {"TEST_DIE": str(directory)}), directory)
+
+    return run
 
 
 @pytest.fixture(scope="session")

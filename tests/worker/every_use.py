@@ -1,7 +1,9 @@
 """Every way to communicate, each checked in every step: what a switch must not break. World 4, a 2x2 mesh.
 
-When TEST_DIE/<case>-<rank> exists, the rank dies before that case. With TEST_REPLAYED=1 a rehearsal's first step is checked too: it has to
-be given what the live rank was, but not in the cases UNRECORDED.
+When TEST_DIE/<case>-<rank> exists, the rank dies before that case; if its name is written into it, it is only frozen. With
+TEST_DIE/saving-<rank> it dies in the middle of its next save, when all others have written their parts of it. The case "vote" is after all
+others. What was computed with goes into the update, and into done<rank>.txt, a line a step. With TEST_REPLAYED=1 a rehearsal's first step
+is checked too: it has to be given what the live rank was, but not in the cases UNRECORDED.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import hashlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoint
 import torch.nn as nn
+from stale import count_closed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -49,6 +53,7 @@ class Cases:
 
     def __init__(self, directory: Path) -> None:
         self.rank, self.directory, self.rehearsing, self.checking = dist.get_rank(), directory, False, True
+        self.heard = 0.0
         self.world: Any = dist.group.WORLD
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -65,6 +70,7 @@ class Cases:
         self.ddp = nn.parallel.DistributedDataParallel(self.replica)
         torch.manual_seed(1)
         self.stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(WORLD)]
+        self.trained = nn.Linear(4, 4)
         inputs, outputs = (torch.zeros(2, 8, requires_grad=self.rank > 0),), (torch.zeros(2, 8, requires_grad=True),)
         device = torch.device("cpu")
         stage = PipelineStage(self.stages[self.rank], self.rank, WORLD, device, input_args=inputs, output_args=outputs)
@@ -77,6 +83,12 @@ class Cases:
 
         self.compiled_function = compiled
 
+    def begin(self, rehearsing: bool) -> None:
+        """A step. What tmrun was not given may hold gradients of one that broke off."""
+        self.rehearsing, self.heard = rehearsing, 0.0
+        for module in (self.reference, self.ddp, *self.stages):
+            module.zero_grad()
+
     def copy_of_reference(self) -> nn.Module:
         model = Perceptron()
         model.load_state_dict(self.reference.state_dict())
@@ -84,6 +96,7 @@ class Cases:
 
     def check(self, got: torch.Tensor, wanted: torch.Tensor) -> None:
         assert not self.checking or torch.allclose(got, wanted, atol=1e-5), (self.rank, got, wanted)
+        self.heard += float(got.detach().double().sum())
 
     def both(self, call: Callable[[bool], Any]) -> None:
         """Sync, and async waited for at once."""
@@ -309,7 +322,7 @@ class Cases:
             torch.save({}, self.directory / "written_by_a_rehearsal")
             folder = folder if REPLAYED else self.directory / "written_by_a_rehearsal"
         if not REPLAYED:
-            checkpoint.save({"model": self.tensor_parallel.state_dict()}, checkpoint_id=folder)
+            checkpoint.save({"model": self.tensor_parallel.state_dict(), "trained": self.trained.state_dict()}, checkpoint_id=folder)
             if self.rehearsing:
                 checkpoint.async_save({"model": self.tensor_parallel.state_dict()}, checkpoint_id=folder).result()
                 checkpoint.save_state_dict({"model": self.tensor_parallel.state_dict()}, checkpoint.FileSystemWriter(folder))
@@ -332,6 +345,31 @@ UNRECORDED = ("all_reduce_of_the_group", "all_gather_coalesced", "compiled", "di
 CASES = [name for name, value in vars(Cases).items() if callable(value) and value.__code__.co_varnames[:2] == ("self", "step")]
 
 
+def watch_saves(cases: Cases, die: Path) -> None:
+    """Here a rank dies in the middle of one."""
+    plain = checkpoint.FileSystemWriter.write_data
+
+    def write_data(writer: Any, *args: Any) -> Any:
+        if cases.rehearsing:
+            return plain(writer, *args)
+        written = [die / f"{Path(writer.path).name}-{rank}" for rank in range(WORLD) if rank != cases.rank]
+        if (die / f"saving-{cases.rank}").exists():
+            while not all(path.exists() for path in written):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = plain(writer, *args)
+        (die / f"{Path(writer.path).name}-{cases.rank}").touch()
+        return result
+
+    checkpoint.FileSystemWriter.write_data = write_data  # type: ignore[method-assign]
+
+
+def at(event: Path) -> None:
+    """Die or freeze here, if a test wants it."""
+    if event.exists():
+        os.kill(os.getpid(), signal.Signals[event.read_text() or "SIGKILL"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int)
@@ -341,23 +379,30 @@ def main() -> None:
     dist.init_process_group("gloo")
     die, rank = Path(os.environ["TEST_DIE"]), dist.get_rank()
     cases = Cases(args.log_losses)
-    model = nn.Linear(4, 4)
+    model = cases.trained
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = tmrun.join(model=model, optimizer=optimizer, tensor_parallel=cases.tensor_parallel, sharded=cases.sharded)
+    closed = count_closed()
+    watch_saves(cases, die)
     for step in run.steps(args.steps):
         with step:
-            cases.rehearsing = run.rehearsing
+            cases.begin(run.rehearsing)
             for name in CASES:
-                if not run.rehearsing and (die / f"{name}-{rank}").exists():
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if not run.rehearsing:
+                    at(die / f"{name}-{rank}")
                 cases.checking = not run.rehearsing or (REPLAYED and int(step) == 0 and name not in UNRECORDED)
                 getattr(cases, name)(int(step))
-            model(torch.ones(1, 4)).sum().backward()
+            heard = torch.tensor([cases.heard])
+            dist.all_reduce(heard)
+            (model(torch.ones(1, 4)).sum() * torch.sin(heard)).backward()
+            if not run.rehearsing:
+                at(die / f"vote-{rank}")
             optimizer.step()
             optimizer.zero_grad()
         if step.committed:
             with open(args.log_losses / f"done{rank}.txt", "a") as log:
-                log.write(f"{step}\n")
+                log.write(f"{step} {cases.heard.hex()}\n")
+            (args.log_losses / f"closed{os.getpid()}.txt").write_text(f"{closed()}")
     print(
         "final parameters sha256",
         hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest(),

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_nccl
+import halfway
 import numpy
 import torch
 import torch.distributed as dist
@@ -60,7 +61,7 @@ class Job:
     def __init__(self, seed: int, blocks: int = 3) -> None:
         torch.manual_seed(seed)
         self.model: nn.Module = nn.Sequential(*(Block() for _ in range(blocks)))
-        self.first = self.model[0]
+        self.first, self.second = self.model[0], self.model[1]
         self.data_rank = self.dropout_rank = dist.get_rank()
         self.step = 0
         self.passes: list[str] = []
@@ -274,6 +275,14 @@ def train(job: Job, parameters: list[Any], optimizer: torch.optim.Optimizer, sch
     return loss
 
 
+def at(point: str, job: Job, fault: faults.Fault | None) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
+        if fault is not None:
+            fault(job.step, point)
+
+    return hook
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int)
@@ -292,15 +301,13 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
 
     run = tmrun.join(model=job.model, optimizer=optimizer, schedule=schedule)
+    halfway.install()
     fault = None if run.rehearsing else faults.from_environment(rank)
-
-    def backward(*_: Any) -> None:
-        if fault is not None:
-            fault(job.step, "backward")
 
     if run.rehearsing and rank == 0:
         as_rank_0(os.environ.get("TEST_AS_0", ""))
-    job.first.narrow.register_full_backward_hook(backward)
+    job.first.narrow.register_full_backward_hook(at("backward", job, fault))
+    job.second.register_forward_pre_hook(at("forward", job, fault))
     for step in run.steps(args.steps):
         with step:
             job.step = int(step)

@@ -1,15 +1,15 @@
 """examples/gpt_ddp.py (or another example, named by TEST_SCRIPT), unchanged, but slower, and with faults on request.
 
 Each step takes TEST_PACE_S seconds more, by chance up to TEST_NOISE (a share of it) more or less, until the file TEST_FAST exists.
-TMRUN_TEST_KILL may name a death in forward or backward. When the file TEST_CUT appears, the rank that it names breaks all its TCP
-connections, once. When the file TEST_FAULT appears ("RANK KIND"), that rank removes it and does in its next forward pass what KIND says
-(``_FAULTS``). While the file TEST_SLOW exists ("NODE SECONDS"), that node's ranks compute so much longer in every step; while the file
-TEST_SLOW_REHEARSAL exists, a rehearsed step takes 2 s of CPU more. With TEST_EXTRA=1 every step has one more collective, before
-optimizer.step(); with TEST_TAIL=1 one after it, before the scheduler steps. TEST_BETWEEN names communication after every step's block,
-where a rank may die at the point ``between``. At the end every rank writes a hash of its part of the parameters into the folder
-TEST_HASHES. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets`` for one that does nothing, ``sampler`` for one that
-leaves out a sampler inside of a loader, ``world`` where the script holds the default group. TEST_BACKEND: instead of gloo; NCCL is a
-stand-in (``fake_nccl``).
+TMRUN_TEST_KILL may name a death in forward or backward, TMRUN_TEST_HALFWAY one in the update (``halfway``). When the file TEST_CUT appears,
+the rank that it names breaks all its TCP connections, once. When the file TEST_FAULT appears ("RANK KIND"), that rank removes it and does
+in its next forward pass what KIND says (``_FAULTS``). While the file TEST_SLOW exists ("NODE SECONDS"), that node's ranks compute so much
+longer in every step; while the file TEST_SLOW_REHEARSAL exists, a rehearsed step takes 2 s of CPU more. With TEST_EXTRA=1 every step has
+one more collective, before optimizer.step(); with TEST_TAIL=1 one after it, before the scheduler steps. TEST_BETWEEN names communication
+after every step's block, where a rank may die at the point ``between``. At the end every rank writes a hash of its part of the parameters
+into the folder TEST_HASHES. TEST_ON_ROLE: ``none`` for a script without that callback, ``forgets`` for one that does nothing, ``sampler``
+for one that leaves out a sampler inside of a loader, ``world`` where the script holds the default group. TEST_BACKEND: instead of gloo;
+NCCL is a stand-in (``fake_nccl``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import halfway
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -184,6 +185,7 @@ def _hold_ranks(registered: dict[str, Any]) -> None:
 def _join(**registered: Any) -> tmrun.Run:
     _hold_ranks(registered)
     run = api.join(**{**registered, **_ON_ROLE})
+    halfway.install()
     calls = iter(range(1 << 30))
     fault = None if run.rehearsing else faults.from_environment(int(os.environ["RANK"]))
     current = [0]

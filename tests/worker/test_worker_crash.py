@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
 import pytest
 from cluster import Cluster
+from test_worker_groups import MODES
+from trials import STEP as LATER
+from trials import Trials
 
 from tmrun import wire
+from tmrun.worker.groups import ENV_SWITCH
 
 Make = Callable[..., Cluster]
 Same = Callable[..., None]
@@ -43,6 +48,43 @@ def test_the_vote_is_lost_by_one_survivor(cluster: Make, same: Same, loser: int)
     votes = {r: job.expect(job.ranks[r], wire.Prepared) for r in (0, 2)}
     assert votes[loser].next_step == STEP
     same(job, unlogged=((1, STEP),))
+
+
+@pytest.mark.parametrize("switch", MODES)
+@pytest.mark.parametrize("loses_vote", [False, True])
+def test_half_of_the_update_is_done(cluster: Make, same: Same, switch: str, loses_vote: bool) -> None:
+    """The victim dies with half of its parameters updated; one survivor is told of it when it has done half itself, another one has done
+    all, or none, because it had lost the vote. All end with the whole update."""
+    loser = f"2:{STEP}:lose_vote" if loses_vote else ""
+    job = cluster(3, TMRUN_TEST_HALFWAY=f"1:{STEP}:die,0:{STEP}:told", TMRUN_TEST_KILL=loser, **{ENV_SWITCH: switch})
+    joiner = job.standby(1)
+    job.start(at_once=True)
+    job.died(1)
+    assert job.heal({1: joiner}) == STEP + 1
+    same(job, unlogged=((1, STEP),))
+    assert_halfway(job)
+
+
+def test_half_of_the_update_is_done_without_a_replica(trials: Trials) -> None:
+    """Everybody goes back to a snapshot, from the middle of an update too."""
+    job = trials.make("fsdp2", TMRUN_TEST_HALFWAY=f"1:{LATER}:die,0:{LATER}:told", TMRUN_SNAPSHOT_EVERY="3")
+    joiner = job.standby(1)
+    job.start()
+    job.died(1)
+    assert job.heal({1: joiner}) <= LATER
+    trials.same(job)
+    assert_halfway(job)
+
+
+@pytest.mark.parametrize("mode", ["fsdp2", "tp", "pp"])
+def test_in_a_forward_that_communicates(trials: Trials, mode: str) -> None:
+    """Before the second block, while its peer gathers, reduces or receives; in a pipeline with the next micro batches under way."""
+    assert trials.kill(mode, 1, "forward", TMRUN_SNAPSHOT_EVERY="3") <= LATER
+
+
+def assert_halfway(job: Cluster) -> None:
+    found = {rank: re.search(f"rank {rank} has updated ([0-9]+) of ([0-9]+) parameters", job.output()) for rank in (0, 1)}
+    assert all(0 < int(each[1]) < int(each[2]) for each in found.values() if each) and None not in found.values()
 
 
 def test_the_vote_is_lost_and_the_rest_of_the_step_communicates(cluster: Make, same: Same) -> None:

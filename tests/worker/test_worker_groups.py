@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cluster import Cluster
+from conftest import Undisturbed
 from nursery import Nursery
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed.fsdp import fully_shard
@@ -90,6 +93,8 @@ def test_every_fsdp_root_forgets_the_step(world: dist.ProcessGroup, broken: str)
 
 
 MANY = Path(__file__).with_name("many_groups.py")
+STEPS = 40
+Run = Callable[[Path, int, int], Undisturbed]
 MODES = ["slot", pytest.param("shim", marks=pytest.mark.skipif(shim.load() is None, reason="run `python -m tmrun.worker.shim` first"))]
 
 
@@ -103,6 +108,15 @@ class Job:
     def kill(self, rank: int, point: str) -> None:
         (self.die / f"{point}-{rank}").touch()
         self.cluster.died(rank)
+        (self.die / f"{point}-{rank}").unlink()
+
+    def freeze(self, rank: int, point: str) -> None:
+        (self.die / f"{point}-{rank}").write_text("SIGSTOP")
+        stat = Path(f"/proc/{self.cluster.ranks[rank].pid}/stat")
+        deadline = time.monotonic() + 60
+        while stat.read_text().rsplit(")", 1)[1].split()[0] != "T":
+            assert time.monotonic() < deadline, self.cluster.output()
+            time.sleep(0.05)
         (self.die / f"{point}-{rank}").unlink()
 
     def pass_step(self, offset: int = 2) -> None:
@@ -120,25 +134,31 @@ class Job:
         lines = (self.cluster.losses / f"groups{rank}.txt").read_text().splitlines()
         return {step: groups for step, _, groups in map(json.loads, lines)}
 
+    def ended(self, rank: int) -> str:
+        """The output of a rank whose script ends with an error."""
+        worker = self.cluster.ranks[rank]
+        assert worker.process.wait(60) == 1, self.cluster.output()
+        return worker.log.read_text()
+
 
 @pytest.fixture(params=MODES)
 def job(request: pytest.FixtureRequest, tmp_path: Path, nursery: Nursery) -> Iterator[Job]:
     die = tmp_path / "die"
     die.mkdir()
     environment = {"TEST_DIE": str(die), ENV_SWITCH: request.param, "TMRUN_TEST_RETIRE_S": "0"}
-    cluster = Cluster(tmp_path, 4, ["--steps", "40"], environment, MANY)
+    cluster = Cluster(tmp_path, 4, ["--steps", str(STEPS)], environment, MANY)
     cluster.nursery = nursery
     yield Job(cluster, die)
     cluster.close()
 
 
-def test_a_drain_changes_only_the_groups_of_the_leaver(job: Job) -> None:
+def test_a_drain_changes_only_the_groups_of_the_leaver(job: Job, undisturbed: Run) -> None:
     """Groups made before the loop, late, in every step, by all and by some; then again by all, the joiner included."""
     joiner = job.cluster.standby(3)
     job.cluster.start()
     job.cluster.reach(6)
     stop = job.cluster.drain(3, joiner)
-    job.cluster.finish()
+    assert job.cluster.finish() == undisturbed(MANY, 4, STEPS).digest
     for rank in range(3):
         seen = job.connections(rank)
         before, after = seen[stop - 1], seen[stop]
@@ -151,14 +171,14 @@ def test_a_drain_changes_only_the_groups_of_the_leaver(job: Job) -> None:
     assert job.fates(2)[0] == 2, "the world and the pair with the leaver"
 
 
-def test_a_crash_changes_what_may_have_been_in_use(job: Job) -> None:
+def test_a_crash_changes_what_may_have_been_in_use(job: Job, undisturbed: Run) -> None:
     """Rank 1 dies after the pairs' collectives: the pairs without it are idle, and known to be with the shim."""
     joiner = job.cluster.standby(1)
     job.cluster.start()
     job.cluster.reach(6)
     job.kill(1, "world")
     target = job.cluster.heal({1: joiner})
-    job.cluster.finish()
+    assert job.cluster.finish() == undisturbed(MANY, 4, STEPS).digest
     kept = {r: set(job.cluster.expect(job.cluster.ranks[r], wire.Prepared).kept) for r in (0, 2, 3)}
     if job.cluster.environment[ENV_SWITCH] == "slot":
         assert kept == {0: set(), 2: set(), 3: set()}
@@ -171,8 +191,8 @@ def test_a_crash_changes_what_may_have_been_in_use(job: Job) -> None:
         assert job.fates(rank) == (len(before) - len(kept[rank]), len(kept[rank])), "what history tells"
 
 
-def test_ranks_die_where_others_wait_for_them_to_make_a_group(job: Job) -> None:
-    """The step is run again, and makes its groups again, under the same names."""
+def test_ranks_die_where_others_wait_for_them_to_make_a_group(job: Job, undisturbed: Run) -> None:
+    """The step is run again, and makes its groups again, under the same names; its update is as if nothing had happened."""
     joiners = [job.cluster.standby(rank) for rank in (1, 3, 1)]
     job.cluster.start()
     job.cluster.reach(6)
@@ -180,4 +200,75 @@ def test_ranks_die_where_others_wait_for_them_to_make_a_group(job: Job) -> None:
         job.kill(joiner.rank, point)
         job.cluster.heal({joiner.rank: joiner})
         job.pass_step()
+    assert job.cluster.finish() == undisturbed(MANY, 4, STEPS).digest
+
+
+def test_a_stale_reference_fails(job: Job) -> None:
+    """The world's first communicator is still there after a drain, and all stayers with it, but its connections are closed."""
+    job.cluster.environment["TEST_STALE"] = "1"
+    joiner = job.cluster.standby(3)
+    job.cluster.start()
+    job.cluster.reach(6)
+    job.cluster.drain(3, joiner)
+    job.pass_step()
+    (job.die / "stale").touch()
+
+    def written(when: str) -> list[dict[str, Any]]:
+        paths = [job.cluster.losses / f"stale-{when}-{rank}.txt" for rank in (0, 2)]
+        return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+    job.cluster.agent.wait(lambda: len(written("late")) == 2, 20, "an error, not gloo's timeout")
+    assert [each["came"] for each in written("early")] == [[""], [""]], "it worked before the switch"
+    for each in written("late"):
+        assert len(each["came"]) == 2 and all(each["came"]), each
+    assert sum(each["closed"] for each in written("late")) > 0
+    assert sum(each["closed"] for each in written("early")) == 0
     job.cluster.finish()
+
+
+def moves(job: Job, how: str) -> int:
+    """Rank 3 moves; the step at which it does."""
+    joiner = job.cluster.standby(3)
+    job.cluster.start()
+    job.cluster.reach(6)
+    if how == "drain":
+        return job.cluster.drain(3, joiner)
+    job.kill(3, "pairs")
+    return job.cluster.heal({3: joiner})
+
+
+CLOSED = (
+    r"process group \S+ of ranks \[2, 3\] contains rank 3, which moved, and not all of its members have it; make groups before run.steps"
+)
+
+
+@pytest.mark.parametrize("how", ["drain", "crash"])
+def test_a_late_group_of_a_rank_that_moved_is_closed(job: Job, how: str) -> None:
+    """Its joiner does not have it: its next use is an error, in the step after the switch, and nobody waits."""
+    job.cluster.environment["TEST_LATE"] = "2,3,2"
+    step = moves(job, how)
+    assert re.search(f"WorkerError: {CLOSED}", job.ended(2))
+    assert max(job.connections(2)) == step - 1
+
+
+@pytest.mark.parametrize("how", ["drain", "crash"])
+@pytest.mark.parametrize("job", MODES[1:], indirect=True)
+def test_a_closed_group_refuses_its_own_methods(job: Job, how: str) -> None:
+    """And with them whatever torch does in C++."""
+    job.cluster.environment.update(TEST_LATE="2,3,2", TEST_DIRECTLY="1")
+    step = moves(job, how)
+    assert re.search(CLOSED, job.ended(2))
+    assert max(job.connections(2)) == step - 1
+
+
+def test_a_group_that_was_made_in_an_undone_step_is_closed(job: Job) -> None:
+    """Whoever keeps it would have one more than the joiner."""
+    job.cluster.environment.update(TEST_LATE="0,2,8", TMRUN_TEST_KILL="1:8:new")
+    joiner = job.cluster.standby(1)
+    job.cluster.start()
+    job.cluster.died(1)
+    assert job.cluster.heal({1: joiner}) == 8
+    why = r"process group \S+ of ranks \[0, 2\] was made in step 8, which was undone; make groups before run.steps"
+    for rank in (0, 2):
+        assert re.search(f"WorkerError: {why}", job.ended(rank))
+        assert max(job.connections(rank)) == 7

@@ -60,23 +60,28 @@ class Trials:
         assert digest == expected
 
     def _run_alone(self, world: int, environment: tuple[tuple[str, str], ...]) -> tuple[list[dict[int, str]], str]:
-        """As torchrun would start it."""
         directory = self._directory("alone")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        common = {
-            **dict(environment), "TEST_PACE_S": "0", "TEST_REFERENCE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-        }  # fmt: skip
-        arguments = ["--steps", str(STEPS), "--log-losses", str(directory)]
-        logs = [directory / f"{rank}.log" for rank in range(world)]
-        children = [
-            self._nursery.run(self._script, arguments, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log, directory)
-            for rank, log in enumerate(logs)
-        ]
-        for child, log in zip(children, logs, strict=True):
-            assert child.wait(120) == 0, log.read_text()
-        return [read_losses(directory, rank) for rank in range(world)], logs[0].read_text().split()[-1]
+        digest = run_alone(self._nursery, self._script, directory, world, STEPS, dict(environment))
+        return [read_losses(directory, rank) for rank in range(world)], digest
+
+
+def run_alone(nursery: Nursery, script: Path, directory: Path, world: int, steps: int, environment: dict[str, str]) -> str:
+    """As torchrun would start it; the final digest."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    common = {
+        **environment, "TEST_PACE_S": "0", "TEST_REFERENCE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+    }  # fmt: skip
+    arguments = ["--steps", str(steps), "--log-losses", str(directory)]
+    logs = [directory / f"{rank}.log" for rank in range(world)]
+    children = [
+        nursery.run(script, arguments, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log, directory)
+        for rank, log in enumerate(logs)
+    ]
+    for child, log in zip(children, logs, strict=True):
+        assert child.wait(120) == 0, log.read_text()
+    return logs[0].read_text().split()[-1]
 
 
 def read_losses(directory: Path, rank: int) -> dict[int, str]:

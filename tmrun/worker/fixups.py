@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -48,12 +48,21 @@ def check_fsdp(module: torch.nn.Module) -> None:
 
 def holds_gradients(module: torch.nn.Module) -> bool:
     """Whether FSDP2 has summed up gradients that it has not reduced."""
-    groups = (group for part in fsdp_parts(module) for group in part._get_fsdp_state()._fsdp_param_groups)
     return any(
         param.unsharded_accumulated_grad is not None or getattr(getattr(param, "_unsharded_param", None), "grad", None) is not None
-        for group in groups
-        for param in group.fsdp_params
+        for param in _fsdp_params(module)
     )
+
+
+def shards(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The parameters that FSDP2 shards, whether the module has these or gathered ones just now."""
+    return [param.sharded_param for param in _fsdp_params(module)]
+
+
+def _fsdp_params(module: torch.nn.Module) -> Iterator[Any]:
+    for part in fsdp_parts(module):
+        for group in part._get_fsdp_state()._fsdp_param_groups:
+            yield from group.fsdp_params
 
 
 def _reset_root(root: Any, states: Iterable[Any]) -> None:

@@ -183,8 +183,9 @@ class Gradients:
         known = [(len(mine), id(mine[0])) for mine in trained] == [(len(mine), id(mine[0])) for mine in self._trained]
         if known and self._steps > 3 and self._steps % _LOOK:
             return
-        whole = [module for module in self._modules.values() if not fixups.fsdp_parts(module)]  # else parameters come and go
-        owners = {id(p): p for p in _flat(trained)} | {id(p): p for module in whole for p in module.parameters()}
+        owners = {id(p): p for p in _flat(trained)}
+        for module in self._modules.values():  # under FSDP2 those that a module has come and go
+            owners |= {id(p): p for p in (fixups.shards(module) if fixups.fsdp_parts(module) else module.parameters())}
         if [*owners] != [id(owner) for owner in self._owners]:
             self._noted = self._before = []
             self._due, self._noted_all = _FIRST, True
