@@ -170,6 +170,31 @@ class Cases:
             work and work.wait()
             self.check(out, floats(4 * (self.rank + step)))
 
+    def singles(self, step: int) -> None:
+        """Newer names."""
+        if not hasattr(dist, "all_gather_single"):
+            return
+        for asynchronous in (False, True):
+            gathered, scattered = torch.zeros(WORLD), torch.zeros(1)
+            work = dist.all_gather_single(gathered, floats(self.rank + step), async_op=asynchronous)
+            work and work.wait()
+            self.check(gathered, torch.arange(4.0) + step)
+            work = dist.reduce_scatter_single(scattered, torch.arange(4.0) + step, async_op=asynchronous)
+            work and work.wait()
+            self.check(scattered, floats(4 * (self.rank + step)))
+
+    def coalesced(self, step: int) -> None:
+        """Deprecated ones."""
+        for asynchronous in (False, True):
+            one, two = floats(self.rank), floats(step, 1)
+            work = dist.all_reduce_coalesced([one, two], async_op=asynchronous)
+            work and work.wait()
+            self.check(torch.cat([one, two]), floats(6, 4 * step, 4))
+            out = [[torch.zeros(1), torch.zeros(2)] for _ in range(WORLD)]
+            work = dist.all_gather_coalesced(out, [floats(self.rank), floats(step, self.rank)], async_op=asynchronous)
+            work and work.wait()
+            self.check(torch.cat([o[1] for o in out]), floats(*(v for rank in range(WORLD) for v in (step, rank))))
+
     def gather(self, step: int) -> None:
         for asynchronous in (False, True):
             out = [torch.zeros(1) for _ in range(WORLD)] if self.rank == 1 else None
@@ -261,6 +286,35 @@ class Cases:
         exchanged = functional.all_to_all_single(torch.arange(4.0) + 10 * self.rank, None, None, self.world)
         self.check(exchanged + 0, torch.arange(4.0) * 10 + self.rank)
 
+    def functional_coalesced(self, step: int) -> None:
+        one, two = functional.all_reduce_coalesced([floats(step), floats(self.rank)], "sum", self.world)
+        self.check(torch.cat([one + 0, two + 0]), floats(4 * step, 6))
+        scattered = functional.reduce_scatter_tensor_coalesced([torch.ones(4), torch.arange(4.0)], "sum", [0, 0], self.world)
+        self.check(torch.cat([each + 0 for each in scattered]), floats(4, 4 * self.rank))
+        if hasattr(functional, "all_gather_single_coalesced"):
+            (gathered,) = functional.all_gather_single_coalesced([floats(self.rank)], self.world)
+            (scattered_single,) = functional.reduce_scatter_single_coalesced([torch.arange(4.0)], "sum", [0], self.world)
+            self.check(torch.cat([gathered + 0, scattered_single + 0]), floats(0, 1, 2, 3, 4 * self.rank))
+
+    def functional_rest(self, step: int) -> None:
+        self.check(functional.broadcast(floats(self.rank + step), 1, self.world) + 0, floats(1 + step))
+        self.check(functional.permute_tensor(floats(self.rank), [1, 2, 3, 0], self.world) + 0, floats((self.rank - 1) % WORLD))
+        if hasattr(functional, "all_gather_single"):
+            self.check(functional.all_gather_single(floats(self.rank), 0, self.world) + 0, torch.arange(4.0))
+            self.check(functional.reduce_scatter_single(torch.arange(4.0), "sum", 0, self.world) + 0, floats(4 * self.rank))
+
+    def functional_backward(self, step: int) -> None:
+        x = floats(self.rank + 1).requires_grad_()
+        gathered = functional.all_gather_tensor_autograd(x, 0, self.world)
+        (gathered * torch.arange(1.0, 5.0)).sum().backward()
+        self.check(x.grad, floats(4 * (self.rank + 1)))
+        y = torch.arange(4.0).requires_grad_()
+        functional.reduce_scatter_tensor_autograd(y, "sum", 0, self.world).sum().backward()
+        self.check(y.grad, torch.ones(4))
+        z = torch.arange(4.0).requires_grad_()
+        (functional.all_to_all_single_autograd(z, None, None, self.world) * (self.rank + 1)).sum().backward()
+        self.check(z.grad, torch.arange(1.0, 5.0))
+
     def compiled(self, step: int) -> None:
         self.check(self.compiled_function(floats(1 + self.rank)), floats(20) + (3 if self.rank < 2 else 7))
 
@@ -334,14 +388,28 @@ class Cases:
 
     def new_mesh(self, step: int) -> None:
         if not self.rehearsing:
+            pair, pairs = dist.new_subgroups(2)
+            x = floats(1)
+            dist.all_reduce(x, group=pair)
+            self.check(x, floats(2))
+            for each in pairs:
+                if each is not dist.GroupMember.NON_GROUP_MEMBER:
+                    dist.destroy_process_group(each)
             group = dist.new_group([0, 1, 2, 3])
             self.check(distribute_tensor(torch.arange(8.0), init_device_mesh("cpu", (4,)), [Shard(0)]).full_tensor(), torch.arange(8.0))
             dist.destroy_process_group(group)
 
 
 REPLAYED = os.environ.get("TEST_REPLAYED") == "1"
-UNRECORDED = ("all_reduce_of_the_group", "all_gather_coalesced", "compiled", "distributed_data_parallel")
-"""Methods of a group, compiled code, DDP's gradients."""
+UNRECORDED = (
+    "all_reduce_of_the_group",
+    "all_gather_coalesced",
+    "coalesced",
+    "compiled",
+    "distributed_data_parallel",
+    "functional_backward",
+)
+"""Methods of a group, deprecated functions, compiled code, gradients."""
 CASES = [name for name, value in vars(Cases).items() if callable(value) and value.__code__.co_varnames[:2] == ("self", "step")]
 
 
