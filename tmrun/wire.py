@@ -15,7 +15,7 @@ from enum import Enum
 
 from tmrun.core import codec
 from tmrun.core.errors import WireError
-from tmrun.core.model import Machine, Rehearsal
+from tmrun.core.model import Copies, Machine, Rehearsal
 
 MAX_FRAME = 16 << 20
 
@@ -187,16 +187,10 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A copy of my state is in a partner's memory.
-
-    ``every``: steps that should lie between two, as far as I am asked. Seconds: ``copy_s`` training waited, ``send_s`` the courier took.
-    """
+    """A copy of my state is in a partner's memory, as it was before ``step``; ``every``: as far as I am asked."""
 
     step: int
-    every: int
-    bytes: int
-    copy_s: float
-    send_s: float
+    copies: Copies
 
 
 @dataclass(frozen=True, slots=True)

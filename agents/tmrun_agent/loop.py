@@ -22,9 +22,8 @@ from tmrun.core.alone import Alone
 from tmrun.core.decision import Timers
 from tmrun.core.errors import LeaseGone, OutcomeUnknown, StoreError
 from tmrun.core.keys import Keys
-from tmrun.core.ledger import Copies
 from tmrun.core.membership import Job, fold
-from tmrun.core.model import Kind, Member, Seat, Sign, Timing, WorkerVote
+from tmrun.core.model import Copies, Kind, Member, Seat, Sign, Timing, WorkerVote
 from tmrun.core.story import EventKind, kind_of
 from tmrun.core.txn import Txn
 from tmrun.store.api import Store
@@ -218,8 +217,8 @@ class Agent:
                 self._timing(local, message)
             case wire.Resumed():
                 self._timing(local, message)
-            case wire.Copied(_, every, size, copy_s, send_s):
-                self._copied(group, local, Copies(every, size, copy_s, send_s))
+            case wire.Copied(_, copies):
+                self._copied(group, local, copies)
             case _:
                 fact = self._fact(group, local, message)
                 if fact is not None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from tmrun import __version__
 from tmrun.core import ledger as books
-from tmrun.core.ledger import Copies, Family, Ledger
+from tmrun.core.ledger import Family, Ledger
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, Kind, Timing
+from tmrun.core.model import Copies, Host, Kind, Timing
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ from tmrun.core import ledger as books
 from tmrun.core import transactions
 from tmrun.core.errors import UsageError
 from tmrun.core.ledger import Ledger
-from tmrun.core.model import Admin, Host, Kind, Leader, Pause, Term, Timing
+from tmrun.core.model import Admin, Copies, Host, Kind, Leader, Pause, Term, Timing
 from tmrun.core.story import EventKind, kind_of
 from tmrun.core.txn import Txn
 from tmrun.tui import launch_view
@@ -84,7 +84,7 @@ def test_a_cordoned_standby_is_not_ready() -> None:
 
 
 def test_what_copies_cost_is_told_once_and_when_they_come_twice_or_half_as_often() -> None:
-    copies = books.Copies(3, 25_000_000, 0.007, 0.04)
+    copies = Copies(3, 25_000_000, 0.007, 0.04)
     assert copies.text == "25.0 MB a rank go to a partner's memory every 3 steps; training waits 7.0 ms for each, sending takes 40 ms"
     cases = {(0, 1): True, (4, 7): False, (4, 8): True, (4, 3): False, (4, 2): True}
     assert {(told, every): replace(copies, every=every).is_news(told) for told, every in cases} == cases
@@ -92,8 +92,8 @@ def test_what_copies_cost_is_told_once_and_when_they_come_twice_or_half_as_often
 
 def test_of_several_workers_copies_the_dearest_is_exported() -> None:
     assert not [f for f in books.of_node(Ledger(), running(), ME, 1.0, store_answers=True) if "copy" in f.name]
-    ledger = books.copied(Ledger(), 0, books.Copies(3, 10, 0.5, 2.0))
-    ledger = books.copied(books.copied(ledger, 1, books.Copies(9, 9, 9.0, 9.0)), 1, books.Copies(4, 20, 0.25, 1.0))
+    ledger = books.copied(Ledger(), 0, Copies(3, 10, 0.5, 2.0))
+    ledger = books.copied(books.copied(ledger, 1, Copies(9, 9, 9.0, 9.0)), 1, Copies(4, 20, 0.25, 1.0))
     found = books.of_node(ledger, running(), ME, 1.0, store_answers=True)
     names = ("tmrun_copy_interval_steps", "tmrun_copy_bytes", "tmrun_copy_seconds", "tmrun_copy_send_seconds")
     assert [value(found, name) for name in names] == [4, 20, 0.5, 2.0]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -173,18 +174,23 @@ class Cluster:
     def drain(self, rank: int, joiner: Worker) -> int:
         """Move a rank; the step at which it moved."""
         leaver = self.ranks[rank]
-        number = self.prepare(wire.Kind.DRAIN, {rank: joiner})
-        votes = {r: self.expect(w, wire.Prepared, migration=number) for r, w in self.ranks.items()}
-        self.expect(joiner, wire.Prepared, migration=number)
-        stops = {v.stop_step for v in votes.values()}
-        assert len(stops) == 1, votes
-        (stop,) = stops
-        assert stop is not None
-        self._commit(number, Resume(stop), list(votes.values()), [*self.ranks.values(), joiner])
+        stop, commit = self.prepare_drain(rank, joiner)
+        commit()
         self.expect(leaver, wire.Left)
         assert leaver.process.wait(DEADLINE_S) == 0, self.output()
         self._seat({rank: joiner})
         return stop
+
+    def prepare_drain(self, rank: int, joiner: Worker) -> tuple[int, Callable[[], None]]:
+        """Until everybody is ready to move a rank; the step before which all stop, and what commits it."""
+        number = self.prepare(wire.Kind.DRAIN, {rank: joiner})
+        everybody = [*self.ranks.values(), joiner]
+        votes = [self.expect(worker, wire.Prepared, migration=number) for worker in everybody][:-1]
+        stops = {v.stop_step for v in votes}
+        assert len(stops) == 1, votes
+        (stop,) = stops
+        assert stop is not None
+        return stop, partial(self._commit, number, Resume(stop), votes, everybody)
 
     def heal(self, joiners: dict[int, Worker]) -> int:
         """Replace dead ranks; the step at which training went on."""

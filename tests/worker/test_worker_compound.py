@@ -10,7 +10,6 @@ from cluster import DEADLINE_S, Cluster, Worker
 from trials import STEP, Trials
 
 from tmrun import wire
-from tmrun.core.model import Resume
 from tmrun.worker.groups import ENV_SWITCH
 from tmrun.worker.shim import load
 
@@ -133,14 +132,10 @@ def start_drain(job: Cluster, joiner: Worker) -> int:
     """Rank 1 is to go, all have stopped for it, and it freezes before it can hand over."""
     job.start()
     job.reach(4)
-    number = job.prepare(wire.Kind.DRAIN, {1: joiner})
-    votes = [job.expect(w, wire.Prepared, migration=number) for w in job.ranks.values()]
-    job.expect(joiner, wire.Prepared, migration=number)
-    stop = votes[0].stop_step
-    assert stop is not None
+    stop, commit = job.prepare_drain(1, joiner)
     job.expect(job.ranks[1], wire.Progress, step=stop)  # it waits there
     freeze(job.ranks[1])
-    job._commit(number, Resume(stop), votes, [*job.ranks.values(), joiner])
+    commit()
     for rank in (0, 2):
         job.expect(job.ranks[rank], wire.Switched, epoch=job.epoch)
     return stop

@@ -29,7 +29,7 @@ QUEUED = Path(__file__).with_name("queued.py")
 def voter(order: list[str], complete: Callable[[], object]) -> Runtime:
     """As much of a runtime as holds a vote."""
     process = SimpleNamespace(
-        live=SimpleNamespace(complete=complete, control=SimpleNamespace(backend=None), wires=SimpleNamespace(), lost=False),
+        live=SimpleNamespace(complete=complete, control=SimpleNamespace(backend=None), lost=False),
         note_hidden=lambda: order.append("asked for failures"),
         board=SimpleNamespace(failure=None, drain=None),
         trouble=None,

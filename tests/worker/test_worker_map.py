@@ -10,7 +10,6 @@ from cluster import DEADLINE_S, Cluster, Worker
 from trials import STEP, Trials, read_losses
 
 from tmrun import wire
-from tmrun.core.model import Resume
 from tmrun.worker.build import CONTROL
 
 WORLD = "0"
@@ -36,12 +35,8 @@ def commit_drain(job: Cluster, joiner: Worker) -> int:
     """Rank 1 is to go; the step from which its joiner was to go on."""
     job.start()
     job.reach(4)
-    number = job.prepare(wire.Kind.DRAIN, {1: joiner})
-    votes = [job.expect(w, wire.Prepared, migration=number) for w in job.ranks.values()]
-    job.expect(joiner, wire.Prepared, migration=number)
-    stop = votes[0].stop_step
-    assert stop is not None
-    job._commit(number, Resume(stop), votes, [*job.ranks.values(), joiner])
+    stop, commit = job.prepare_drain(1, joiner)
+    commit()
     return stop
 
 

@@ -186,12 +186,13 @@ def test_witnesses_are_on_other_nodes(world: int, local: int, witnesses: tuple[i
         assert all(rank in vote.wards_of(w, world, local) for w in vote.witnesses_of(rank, world, local))
 
 
-def test_a_ledger_keeps_what_wards_said_twice_though_only_changes_travel(pair: Any) -> None:
-    ledgers, data, ring = [Ledger(), Ledger()], [Counter(), Counter()], wired(2)
+def test_a_ledger_keeps_what_wards_said_twice_though_only_changes_travel() -> None:
+    ledgers, data, store = [Ledger(), Ledger()], [Counter(), Counter()], dist.HashStore()
+    pair = together(*(partial(comm.control, store, r, 2, {1 - r}) for r in range(2)))
     states = [State(objects={"data": d, "same": Counter()}) for d in data]
     for step in range(4):
         data[1].n = step
-        together(*(partial(ledgers[i].vote, pair[i].backend, ring[i], (i, 1), states[i], vote.Ballot(step)) for i in range(2)))
+        together(*(partial(ledgers[i].vote, pair[i], (i, 1), states[i], vote.Ballot(step)) for i in range(2)))
     assert ledgers[0].witnessed((0, 1)) == {2: (0, 1), 3: (0, 1)}
     said = [ledgers[0].said(1, step) for step in (2, 3)]
     assert [values.decode(s["object/data"])["n"] for s in said] == [2, 3]

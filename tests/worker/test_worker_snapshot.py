@@ -16,7 +16,7 @@ from trials import STEP, Trials
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
-from tmrun.worker import address, courier, snapshot, vote
+from tmrun.worker import courier, snapshot, tcp, vote
 from tmrun.worker.snapshot import Snapshots
 from tmrun.worker.state import State
 from tmrun.worker.transfer import Parcel
@@ -123,8 +123,8 @@ def test_taken_sent_and_agreed(ranks: Ranks) -> None:
     copied = ranks.all[1].copy_of(0, 3)
     assert (copied.body, [b.tolist() for b in copied.buckets]) == (whole.body, [b.tolist() for b in whole.buckets])
     ranks.wait(lambda: len(ranks.told) == 3)
-    assert {(c.step, c.bytes) for c in ranks.told} == {(3, len(whole.body) + sum(b.nbytes for b in whole.buckets))}
-    assert all(c.copy_s > 0 and c.send_s > 0 for c in ranks.told)
+    assert {(c.step, c.copies.bytes) for c in ranks.told} == {(3, len(whole.body) + sum(b.nbytes for b in whole.buckets))}
+    assert all(c.copies.copy_s > 0 and c.copies.send_s > 0 for c in ranks.told)
 
 
 def test_the_last_safe_one_stays_until_the_next_is_safe(ranks: Ranks) -> None:
@@ -199,7 +199,7 @@ def test_a_damaged_parcel_is_refused() -> None:
 
 def test_a_partner_is_reached_at_the_chosen_address_only(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(address, "_of_name", lambda: "127.0.0.2")
+    monkeypatch.setattr(tcp, "_of_name", lambda: "127.0.0.2")
     ranks.vote(2)
     ranks.take(3)
     ranks.wait(lambda: all(r.held == 3 for r in ranks.all))
@@ -214,13 +214,13 @@ def test_a_partner_is_reached_at_the_chosen_address_only(ranks: Ranks, monkeypat
     ("chosen", "told"), [("lo", "127.0.0.1"), ("lo,nosuch0", "127.0.0.1"), ("nosuch0", "127.0.0.1"), (None, "127.0.0.3")]
 )
 def test_the_address_for_peers(monkeypatch: pytest.MonkeyPatch, chosen: str | None, told: str) -> None:
-    monkeypatch.setattr(address, "_of_name", lambda: "127.0.0.3")
+    monkeypatch.setattr(tcp, "_of_name", lambda: "127.0.0.3")
     if chosen is None:
         monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     else:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
-    assert address.own() == told
-    with address.listen(backlog=1) as listener:
+    assert tcp.own() == told
+    with tcp.listen(backlog=1) as listener:
         assert listener.getsockname()[0] == told
 
 
@@ -241,7 +241,7 @@ def test_the_address_of_the_host_name(monkeypatch: pytest.MonkeyPatch, known: li
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert address.own() == told
+    assert tcp.own() == told
 
 
 # -- in jobs ------------------------------------------------------------------------------------------------------------------------

@@ -14,33 +14,12 @@ from enum import Enum
 from tmrun.core import conditions, report, states
 from tmrun.core.heard import Heard
 from tmrun.core.membership import Job
-from tmrun.core.model import Host, JobState, Kind, NodeState, Timing
+from tmrun.core.model import Copies, Host, JobState, Kind, NodeState, Timing
 from tmrun.core.states import known_hosts, node_state
 
 PHASES = ("detect", "bind", "comm", "state", "redo")
 MAX_EPOCHS = 256
 """Epochs whose accounts are kept apart; older ones are only in the sums."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Of one worker's state, where no other rank holds the like: how often, how large, how long training waited, how long sending took."""
-
-    every: int
-    bytes: int
-    copy_s: float
-    send_s: float
-
-    def is_news(self, told: int) -> bool:
-        """Whether they come at least twice, or half, as often as ``told``; 0: nothing was told."""
-        return self.every >= 2 * told or 2 * self.every <= told
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        when = "every step" if self.every == 1 else f"every {self.every} steps"
-        waits = f"training waits {1e3 * self.copy_s:.1f} ms for each, sending takes {1e3 * self.send_s:.0f} ms"
-        return f"{self.bytes / 1e6:,.1f} MB a rank go to a partner's memory {when}; {waits}"
 
 
 @dataclass(frozen=True, slots=True)

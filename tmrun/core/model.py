@@ -686,6 +686,27 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """Of one worker's state, where no other rank holds the like: how often, how large, how long training waited, how long sending took."""
+
+    every: int
+    bytes: int
+    copy_s: float
+    send_s: float
+
+    def is_news(self, told: int) -> bool:
+        """Whether they come at least twice, or half, as often as ``told``; 0: nothing was told."""
+        return self.every >= 2 * told or 2 * self.every <= told
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        when = "every step" if self.every == 1 else f"every {self.every} steps"
+        waits = f"training waits {1e3 * self.copy_s:.1f} ms for each, sending takes {1e3 * self.send_s:.0f} ms"
+        return f"{self.bytes / 1e6:,.1f} MB a rank go to a partner's memory {when}; {waits}"
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """One worker's end that was not wished for, as its agent saw it; for people. ``time`` is the agent's wall clock."""
 

@@ -13,9 +13,8 @@ from collections.abc import Iterable
 
 from tmrun.core.errors import WorkerError
 from tmrun.worker import values, vote
-from tmrun.worker.comm import Backend
+from tmrun.worker.comm import Communicator
 from tmrun.worker.state import Needs, State
-from tmrun.worker.wires import Wires
 
 _SIGNED_VOTES = 3
 _KEPT = 2
@@ -31,14 +30,15 @@ class Ledger:
         self._blobs: dict[int, dict[int, Needs]] = {}
         """rank -> step -> what it said in that step's vote: our own, and our wards'."""
 
-    def vote(self, control: Backend, wires: Wires, place: tuple[int, int], state: State, ballot: vote.Ballot) -> vote.Tally:
+    def vote(self, control: Communicator, place: tuple[int, int], state: State, ballot: vote.Ballot) -> vote.Tally:
         """Vote as (rank, ranks a node). Raises RuntimeError when the vote is lost here, WorkerError when ranks contradict each other."""
         rank, local_world = place
         if self._signed < _SIGNED_VOTES:
-            self.signatures = vote.exchange_signatures(control, state.signature())
-        fresh = self._poll is None or self._poll.wires is not wires
+            self.signatures = vote.exchange_signatures(control.backend, state.signature())
+        assert control.wires is not None
+        fresh = self._poll is None or self._poll.wires is not control.wires
         if self._poll is None or fresh:
-            self._poll = vote.Poll(wires, rank, control.size(), local_world)
+            self._poll = vote.Poll(control.wires, rank, control.backend.size(), local_world)
         mine = state.needs()
         before = {} if fresh else self._newest(rank)
         self.witness(rank, ballot.step, mine)

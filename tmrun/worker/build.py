@@ -27,11 +27,10 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from tmrun import wire
-from tmrun.worker import comm, wires
+from tmrun.worker import comm
 from tmrun.worker.agent_store import AgentStore
 from tmrun.worker.comm import Communicator, Kinds, Like
 from tmrun.worker.groups import Group
-from tmrun.worker.wires import Wires
 
 CONTROL = "tmrun.control"
 """Name under which the control group is reported and bootstrapped."""
@@ -65,7 +64,7 @@ class Plan:
     groups: tuple[Group, ...]
     device: torch.device = comm.ANY.device
     peers: Collection[int] = ()
-    """Ranks with which this one has connections of its own (``wires``)."""
+    """Ranks with which this one has wires."""
 
     def id_of(self, name: str) -> str:
         """Bootstrap id of a communicator of this migration."""
@@ -88,7 +87,6 @@ class Built:
     kept: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Groups of this rank that keep their connections though a rank was lost."""
     control: Communicator | None = None
-    wires: Wires | None = None
     transfer: Communicator | None = None
     direct: Communicator | None = None
     """Beside ``transfer``, for tensors on a device."""
@@ -163,9 +161,8 @@ class Build:
             like = Like(self.plan.device, group.options, self._is_pairwise(store, group), partial(self._lasting, group.name))
             self.built.groups[group.name] = self._build(store, group.kinds, group.name, group.rank, len(group.ranks), group.timeout, like)
             self.built.ranks[group.name] = group.ranks
-        self.built.control = self._build(store, comm.CONTROL, CONTROL, rank, self.plan.world)
+        self.built.control = comm.control(PrefixStore(self.plan.id_of(CONTROL), store), rank, self.plan.world, self.plan.peers)
         self.built.ranks[CONTROL] = tuple(range(self.plan.world))
-        self.built.wires = wires.connect(PrefixStore(self.plan.id_of(CONTROL), store), rank, self.plan.peers)
         if self.plan.role is Role.JOINER and self.plan.prepare.kind is wire.Kind.DRAIN:
             self._connect_transfer(store, 1)
 

@@ -9,7 +9,7 @@ May not know: migrations, torch's process group objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm_gloo, comm_nccl
+from tmrun.worker import comm_gloo, comm_nccl, wires
+from tmrun.worker.wires import Wires
 
 _CPU = torch.device("cpu")
 LONG = timedelta(days=1)
@@ -150,10 +151,12 @@ MISUSE = tuple(sorted({sign for kind in _KINDS.values() for sign in kind.MISUSE}
 
 @dataclass(eq=False)
 class Communicator:
-    """Device type -> backend, and the connection of all of them."""
+    """Device type -> backend, and the connection of all of them, ``wires`` included."""
 
     backends: Mapping[str, Backend]
     connection: Connection
+    wires: Wires | None = None
+    """A control group's."""
 
     @property
     def backend(self) -> Backend:
@@ -235,6 +238,17 @@ def build(kinds: Kinds, store: Store, rank: int, size: int, timeout: timedelta, 
         backends.update(dict.fromkeys(devices, backend))
         connections.append(connection)
     return Communicator(backends, joined(connections))
+
+
+def control(store: Store, rank: int, size: int, peers: Collection[int]) -> Communicator:
+    """A control group, and this rank's wires to ``peers``."""
+    made = build(CONTROL, store, rank, size, LONG)
+    try:
+        lines = wires.connect(store, rank, peers)
+    except BaseException:
+        made.connection.close()
+        raise
+    return Communicator(made.backends, joined([made.connection, lines]), lines)
 
 
 class _Makings:

@@ -5,7 +5,7 @@
 
 A plain connection, not a process group: it is cut without waking anybody else, and bulk data cannot get in the way of a vote. Parts are
 sent straight from the packed buffers in small writes and received straight into buffers, without the GIL. Interfaces are chosen
-as gloo chooses them (``address``). May not know: when a snapshot is taken, what is in it.
+as gloo chooses them (``tcp``). May not know: when a snapshot is taken, what is in it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ from dataclasses import dataclass
 
 import torch
 
-from tmrun.worker import address
+from tmrun.worker import tcp
 from tmrun.worker.agent_store import AgentStore
 from tmrun.worker.transfer import Parcel
 
 _HEADER = struct.Struct("<qQ")
 _PART = struct.Struct("<QI")
 _CHUNK = 1 << 20
-_TOKEN_BYTES = 16
 _RETRY_S = 0.2
-_GREETING_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Courier:
             sockets, clients = list(self._sockets), list(self._clients)
         self._outbox.put(None)
         for sock in sockets:
-            _shut(sock)
+            tcp.shut(sock)
         for client in clients:
             client.close()
 
@@ -121,21 +119,22 @@ class Courier:
 
     # -- receiving ------------------------------------------------------------------------------------------------------------------
     def _receive_all(self) -> None:
-        listener = self._keep(address.listen(backlog=4))
+        listener = self._keep(tcp.listen(backlog=4))
         try:
             self._serve(listener)
         finally:
             self._drop(listener)
 
     def _serve(self, listener: socket.socket) -> None:
-        token = secrets.token_bytes(_TOKEN_BYTES)
+        token = secrets.token_bytes(tcp.TOKEN_BYTES)
+        host, port = listener.getsockname()[:2]
         with self._store() as store:
-            store.set(self._route.key(self._route.rank), f"{address.own()}:{listener.getsockname()[1]}:{token.hex()}")
+            store.set(self._route.key(self._route.rank), f"{host}:{port}:{token.hex()}")
         while not self._closed:
             ward = self._keep(listener.accept()[0])
             try:
-                ward.settimeout(_GREETING_S)
-                if hmac.compare_digest(_exactly(ward, _TOKEN_BYTES), token):
+                ward.settimeout(tcp.GREETING_S)
+                if hmac.compare_digest(tcp.exactly(ward, tcp.TOKEN_BYTES), token):
                     ward.settimeout(None)
                     self._take_from(ward)
             except (OSError, ValueError):
@@ -170,7 +169,7 @@ class Courier:
         with self._lock:
             self._sockets.add(sock)
             if self._closed:
-                _shut(sock)
+                tcp.shut(sock)
         return sock
 
     def _drop(self, sock: socket.socket | None) -> None:
@@ -192,33 +191,18 @@ def send_parcel(sock: socket.socket, step: int, parcel: Parcel) -> None:
 
 def receive_parcel(sock: socket.socket) -> tuple[int, Parcel]:
     """Read one parcel. Raises OSError at the end of the stream, ValueError when it is damaged."""
-    step, count = _HEADER.unpack(_exactly(sock, _HEADER.size))
+    step, count = _HEADER.unpack(tcp.exactly(sock, _HEADER.size))
     buckets = [_receive_part(sock) for _ in range(count)]
     return step, Parcel(bytes(view(buckets[0])), buckets[1:])
 
 
 def _receive_part(sock: socket.socket) -> torch.Tensor:
-    length, checksum = _PART.unpack(_exactly(sock, _PART.size))
+    length, checksum = _PART.unpack(tcp.exactly(sock, _PART.size))
     buffer = torch.empty(length, dtype=torch.uint8)
-    _fill(sock, view(buffer))
+    tcp.fill(sock, view(buffer))
     if zlib.crc32(view(buffer)) != checksum:
         raise ValueError(f"a part of {length} bytes arrived damaged")
     return buffer
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes:
-    body = bytearray(count)
-    _fill(sock, memoryview(body))
-    return bytes(body)
-
-
-def _fill(sock: socket.socket, target: memoryview) -> None:
-    done = 0
-    while done < len(target):
-        got = sock.recv_into(target[done : done + _CHUNK])
-        if not got:
-            raise ConnectionResetError("the ward closed the connection")
-        done += got
 
 
 def view(tensor: torch.Tensor) -> memoryview:
@@ -226,10 +210,3 @@ def view(tensor: torch.Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.numel()).from_address(tensor.data_ptr())).cast("B")
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from tmrun.core.errors import WorkerError
-from tmrun.worker import comm, device, wires
+from tmrun.worker import comm, device
 from tmrun.worker.agent_store import AgentStore, SwitchStore
 from tmrun.worker.board import Board, Pending
 from tmrun.worker.build import CONTROL, Built
@@ -30,7 +30,6 @@ from tmrun.worker.device import Device
 from tmrun.worker.groups import Group, Groups, Switching, choose
 from tmrun.worker.identity import Identity
 from tmrun.worker.link import fence
-from tmrun.worker.wires import Wires
 
 _RETIRE_S = float(os.environ.get("TMRUN_TEST_RETIRE_S", "1"))
 """How long after a switch the replaced connections are shut and freed, off the critical path."""
@@ -57,8 +56,6 @@ class Live:
     switching: Switching = field(default_factory=choose)
     groups: Groups = field(default_factory=Groups)
     control: Communicator | None = None
-    wires: Wires | None = None
-    """They come and go with ``control``."""
     base: SwitchStore | None = None
     device: Device = field(default_factory=device.Cpu)
     """Set when the loop begins (``device.of``)."""
@@ -75,7 +72,7 @@ class Live:
         """Forget everything (soft restart)."""
         with self.lock:
             self.groups.clear()
-            self.control = self.wires = self.base = None
+            self.control = self.base = None
 
     # -- stores ---------------------------------------------------------------------------------------------------------------------
     def new_store(self) -> AgentStore:
@@ -103,10 +100,9 @@ class Live:
 
     # -- groups ---------------------------------------------------------------------------------------------------------------------
     def connect_control(self, peers: Collection[int]) -> None:
-        """Build the first control group, and connections of our own with ``peers``."""
-        store, who = PrefixStore(CONTROL, self._job_store()), self.who
-        self.control = self.switching.own(comm.build(comm.CONTROL, store, who.rank, who.world, comm.LONG))
-        self.wires = wires.connect(store, who.rank, peers)
+        """Build the first control group, with wires to ``peers``."""
+        store = PrefixStore(CONTROL, self._job_store())
+        self.control = self.switching.own(comm.control(store, self.who.rank, self.who.world, peers))
 
     @contextlib.contextmanager
     def making(self, name: str, backend: Any) -> Iterator[Making]:
@@ -208,8 +204,6 @@ class Live:
             self.groups.abort()
             if self.control is not None:
                 self.control.connection.abort()
-            if self.wires is not None:
-                self.wires.abort()
             if self._making is not None:
                 self._making.abort()
             if self._making is not None or any(group.connection.on_device for group in self.groups):
@@ -289,8 +283,6 @@ class Live:
         with self.lock:
             old, retired = self.groups.install(built.groups, pending.id), self.control
             assert built.control is not None
-            old += [self.wires] if self.wires is not None else []
-            self.wires, built.wires = built.wires, None
             self.control, built.control = self.switching.own(built.control), None
             self.direct = self._direct(built) if pending.failure and not pending.commit.rollback else {}
             self._close_lost(built, pending)

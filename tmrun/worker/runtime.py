@@ -503,10 +503,10 @@ class Runtime:
         ready = drain.id if drain is not None and drain.ready and process.counters.since_reset >= SETTLED_STEPS else 0
         snapshots = process.snapshots
         ballot = vote.Ballot(current.number, ready=ready, held=snapshots.held, every=snapshots.every(process.pace.step_s))
-        assert process.live.control is not None and process.live.wires is not None
+        assert process.live.control is not None
         place = (process.rank, process.who.local_world)
         with process.pulse.voting():
-            tally = process.ledger.vote(process.live.control.backend, process.live.wires, place, process.state, ballot)
+            tally = process.ledger.vote(process.live.control, place, process.state, ballot)
         if self._fault is not None and self._fault(current.number, "lose_vote"):
             process.board.wait(lambda: process.board.failure is not None, 60)
             raise VoteBroken("lost on purpose")

@@ -23,6 +23,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -220,7 +221,7 @@ class ShimSwitching:
         inner: Any = communicator.backend
         shim = self._module.Shim(inner.rank(), inner.size(), own=True)
         shim.swap(inner)
-        return Communicator(dict.fromkeys(communicator.backends, shim), communicator.connection)
+        return replace(communicator, backends=dict.fromkeys(communicator.backends, shim))
 
     def rehearse(self, on: bool) -> None:
         """Collectives have no peers."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from tmrun import wire
 from tmrun.core.errors import WorkerError
+from tmrun.core.model import Copies
 from tmrun.worker import transfer, vote
 from tmrun.worker.agent_store import AgentStore
 from tmrun.worker.courier import Courier, Route
@@ -163,7 +164,7 @@ class Snapshots:
             parcel = self._own.get(step)
         if parcel is not None:
             size = len(parcel.body) + sum(bucket.nbytes for bucket in parcel.buckets)
-            self._tell(wire.Copied(step, self._every, size, self._copy_s, seconds))
+            self._tell(wire.Copied(step, Copies(self._every, size, self._copy_s, seconds)))
 
     def _on_received(self, step: int, parcel: Parcel) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ all else that a vote does. Here whoever waits for a message reads it itself, and
 into the kernel's buffers as a rule; what does not is sent by a thread, because peers send to each other before they read.
 
 Connections are made while training goes on, one for each two ranks that have something to say to each other: the lower rank connects
-and says the token that the higher one left in the store. Interfaces are chosen as gloo chooses them (``address``).
+and says the token that the higher one left in the store. Interfaces are chosen as gloo chooses them (``tcp``).
 May not know: what is said.
 """
 
@@ -18,21 +18,19 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from tmrun.worker import address
+from tmrun.worker import tcp
 from tmrun.worker.comm_gloo import BUILD_TIMEOUT, Opened
 
 _AT_ONCE = 64 << 10
 """Bytes that a connection's buffers take, whatever was sent before and is not read yet."""
 _BUFFER = 4 * _AT_ONCE
-_TOKEN_BYTES = 16
-_GREETING = struct.Struct(f"<{_TOKEN_BYTES}sI")
-_GREETING_S = 10.0
+_GREETING = struct.Struct(f"<{tcp.TOKEN_BYTES}sI")
 
 
 class Wires:
@@ -71,13 +69,13 @@ class Wires:
     def receive(self, sender: int, size: int) -> bytearray:
         """The next so many bytes. Raises DistBackendError when the connection is lost."""
         try:
-            return _exactly(self._peers[sender], size)
+            return tcp.exactly(self._peers[sender], size)
         except OSError as error:
             raise _lost(sender, error) from None
 
     def abort(self) -> int:
         """Wake whoever sends or receives."""
-        return sum(_shut(sock) for sock in self._peers.values())
+        return sum(tcp.shut(sock) for sock in self._peers.values())
 
     close = abort
 
@@ -91,29 +89,38 @@ class Wires:
 
 def connect(store: Store, rank: int, peers: Collection[int], timeout: timedelta = BUILD_TIMEOUT) -> Wires:
     """To each peer, which does the same now. Raises RuntimeError when one does not come in time."""
-    deadline = time.monotonic() + timeout.total_seconds()
     made: dict[int, socket.socket] = {}
-    with Opened():  # else a process group that is made meanwhile would take these connections for its own
+    with contextlib.ExitStack() as undo:
         try:
-            with address.listen(backlog=len(peers) + 1) as listener:
-                token = secrets.token_bytes(_TOKEN_BYTES)
-                host, port = listener.getsockname()[:2]
-                store.set(f"wire/{rank}", f"{host} {port} {token.hex()}")
-                for peer in sorted(p for p in peers if p > rank):
-                    made[peer] = _call(store.get(f"wire/{peer}").decode(), rank, deadline)
-                while missing := {p for p in peers if p < rank} - made.keys():
-                    made.update(_answer(listener, token, missing, deadline))
+            for peer, sock in _meet(store, rank, peers, time.monotonic() + timeout.total_seconds()):
+                made[peer] = undo.enter_context(sock)
+            for sock in made.values():
+                _prepare(sock)
         except OSError as error:
-            raise _failed(made, f"cannot connect to ranks {sorted(set(peers) - made.keys())} for votes: {error}") from None
-        except BaseException:
-            Wires(made)
-            raise
-    for sock in made.values():
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for end in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            if sock.getsockopt(socket.SOL_SOCKET, end) < _BUFFER:
-                sock.setsockopt(socket.SOL_SOCKET, end, _BUFFER)
+            raise RuntimeError(f"cannot connect to ranks {sorted(set(peers) - made.keys())} for votes: {error}") from None
+        undo.pop_all()
     return Wires(made)
+
+
+def _meet(store: Store, rank: int, peers: Collection[int], deadline: float) -> Iterator[tuple[int, socket.socket]]:
+    with Opened(), tcp.listen(backlog=len(peers) + 1) as listener:  # else a group that is made meanwhile would take these for its own
+        token = secrets.token_bytes(tcp.TOKEN_BYTES)
+        host, port = listener.getsockname()[:2]
+        store.set(f"wire/{rank}", f"{host} {port} {token.hex()}")
+        for peer in sorted(p for p in peers if p > rank):
+            yield peer, _call(store.get(f"wire/{peer}").decode(), rank, deadline)
+        missing = {p for p in peers if p < rank}
+        while missing:
+            for peer, sock in _answer(listener, token, missing, deadline).items():
+                missing.discard(peer)
+                yield peer, sock
+
+
+def _prepare(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for end in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        if sock.getsockopt(socket.SOL_SOCKET, end) < _BUFFER:
+            sock.setsockopt(socket.SOL_SOCKET, end, _BUFFER)
 
 
 def _call(where: str, rank: int, deadline: float) -> socket.socket:
@@ -132,8 +139,8 @@ def _answer(listener: socket.socket, token: bytes, expected: Collection[int], de
     listener.settimeout(_left(deadline))
     sock = listener.accept()[0]
     try:
-        sock.settimeout(min(_GREETING_S, _left(deadline)))
-        said, rank = _GREETING.unpack(_exactly(sock, _GREETING.size))
+        sock.settimeout(min(tcp.GREETING_S, _left(deadline)))
+        said, rank = _GREETING.unpack(tcp.exactly(sock, _GREETING.size))
         if hmac.compare_digest(said, token) and rank in expected:
             return {rank: sock}
     except OSError:
@@ -146,29 +153,5 @@ def _left(deadline: float) -> float:
     return max(0.001, deadline - time.monotonic())
 
 
-def _exactly(sock: socket.socket, size: int) -> bytearray:
-    buffer = bytearray(size)
-    room, done = memoryview(buffer), 0
-    while done < size:
-        got = sock.recv_into(room[done:])
-        if not got:
-            raise ConnectionResetError("the peer has closed it")
-        done += got
-    return buffer
-
-
-def _shut(sock: socket.socket) -> bool:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return False
-    return True
-
-
 def _lost(peer: int, error: OSError) -> dist.DistBackendError:
     return dist.DistBackendError(f"Connection closed: rank {peer}: {error}")
-
-
-def _failed(made: Mapping[int, socket.socket], text: str) -> RuntimeError:
-    Wires(made)  # closes them
-    return RuntimeError(text)
